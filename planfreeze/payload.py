@@ -1,0 +1,106 @@
+"""Payloads: frozen values that name one variant of a kernel family."""
+
+import hashlib
+from dataclasses import MISSING, dataclass, field, fields
+from typing import ClassVar, Self
+
+import msgpack
+
+from planfreeze.errors import InvalidPayload
+
+__all__ = ["Field", "Payload"]
+
+type_names = {int: "int", bool: "bool", str: "str", tuple: "tuple"}
+Field = int | bool | str | tuple["Field", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Payload:
+    """Base of all payloads: plain fields, one canonical encoding, one digest.
+
+    Subclasses are dataclasses of the same form (``frozen``, ``slots``, ``kw_only``, ``eq=False``) and set
+    ``family_name``. Fields hold geometry and flags: int, bool, str, or tuples of them. ``True`` and ``1`` are
+    different values. Two payloads are equal when their digests are.
+
+    Raises
+    ------
+    InvalidPayload
+        A field holds another type (a float, a tensor, None), or does not have its declared type.
+
+    Notes
+    -----
+    A field at its declared default is left out of the encoding: a later flag that is off changes no digest.
+    """
+
+    family_name: ClassVar[str]
+    digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.to_fields().items():
+            check_field(self.family_name, name, value)
+        object.__setattr__(self, "digest", hashlib.sha256(self.encode()).hexdigest())
+
+    def to_fields(self) -> dict[str, Field]:
+        """Return all fields by name, defaults included."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes: msgpack of [family name, [[field, value], ...]] sorted by field name."""
+        defaults = {f.name: f.default for f in fields(self) if f.init}
+        stated = [
+            [name, value]
+            for name, value in sorted(self.to_fields().items())
+            if not is_default(value, defaults[name])
+        ]
+        encoded: bytes = msgpack.packb([self.family_name, stated], use_bin_type=True)
+        return encoded
+
+    @classmethod
+    def from_fields(cls, values: dict[str, Field]) -> Self:
+        """Make the payload from fields by name, as a plan stores them.
+
+        Raises
+        ------
+        InvalidPayload
+            A field is unknown, missing, or of another type.
+        """
+        known = {f.name: f for f in fields(cls) if f.init}
+        for name in values:
+            if name not in known:
+                raise InvalidPayload(cls.family_name, f"{name} is not a field; known: {', '.join(known)}")
+        for name, declared in known.items():
+            if name not in values and declared.default is MISSING:
+                raise InvalidPayload(cls.family_name, f"{name} is missing")
+        return cls(**{name: freeze_lists(value) for name, value in values.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Payload) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def check_field(family: str, name: str, value: object) -> None:
+    """Refuse a value whose exact type is not int, bool, str or a tuple of them."""
+    if type(value) is tuple:
+        for item in value:
+            check_field(family, name, item)
+    elif type(value) not in type_names:
+        raise InvalidPayload(
+            family,
+            f"{name} = {value!r} is a {type(value).__name__}; payload fields are int, bool, str or tuples of them",
+        )
+    elif type(value) is int and not -(2**63) <= value < 2**64:
+        raise InvalidPayload(family, f"{name} = {value} does not fit 64 bits")
+
+
+def is_default(value: Field, default: object) -> bool:
+    """Tell whether a field holds its default, types included (``1`` is not ``True``)."""
+    return type(value) is type(default) and value == default and repr(value) == repr(default)
+
+
+def freeze_lists(value: object) -> Field:
+    """Turn lists from a decoder back into tuples."""
+    if isinstance(value, list):
+        return tuple(freeze_lists(item) for item in value)
+    return value  # type: ignore[return-value]  # check_field judges it

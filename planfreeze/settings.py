@@ -1,0 +1,64 @@
+"""Every PLANFREEZE_* environment variable, with its type and default. Nobody else reads the environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planfreeze.errors import InvalidSetting
+
+__all__ = ["Settings", "read_settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of this process.
+
+    Parameters
+    ----------
+    store : Path, optional
+        ``PLANFREEZE_STORE``: the store; None means the user's cache directory.
+    plans : tuple of str
+        ``PLANFREEZE_PLAN``: frozen plans to serve, comma separated, each a reference name, a root digest or a
+        file, optionally followed by ``@sha256:<root>``.
+    is_csf_inline : bool
+        ``PLANFREEZE_CSF_INLINE``: 0 keeps compressed scales out of the kernels (per-call expansion). Default 1.
+    csf_inline_max_tokens : int
+        ``PLANFREEZE_CSF_INLINE_MAX_TOKENS``: largest capacity whose grouped kernels read scales inline.
+    """
+
+    store: Path | None = None
+    plans: tuple[str, ...] = ()
+    is_csf_inline: bool = True
+    csf_inline_max_tokens: int = 1536
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings.
+
+    Raises
+    ------
+    InvalidSetting
+        A variable does not have its type.
+    """
+    store = environ.get("PLANFREEZE_STORE")
+    return Settings(
+        store=Path(store) if store else None,
+        plans=tuple(name for name in environ.get("PLANFREEZE_PLAN", "").split(",") if name),
+        is_csf_inline=read_switch(environ, "PLANFREEZE_CSF_INLINE", "1"),
+        csf_inline_max_tokens=read_count(environ, "PLANFREEZE_CSF_INLINE_MAX_TOKENS", "1536"),
+    )
+
+
+def read_switch(environ: Mapping[str, str], name: str, default: str) -> bool:
+    value = environ.get(name, default)
+    if value not in ("0", "1"):
+        raise InvalidSetting(name, value, "0 or 1")
+    return value == "1"
+
+
+def read_count(environ: Mapping[str, str], name: str, default: str) -> int:
+    value = environ.get(name, default)
+    if not value.isascii() or not value.isdigit():
+        raise InvalidSetting(name, value, "a whole number >= 0")
+    return int(value)
