@@ -1,9 +1,9 @@
 """Kernel families: from a payload to arguments, program source and launch rules. Imports no compiler."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from planfreeze.errors import UnknownFamily
 from planfreeze.payload import Field, Payload
@@ -95,6 +95,16 @@ class LaunchInfo:
     is_cooperative: bool = False
     is_programmatic: bool = False
 
+    def to_fields(self) -> list[list[Any]]:
+        """Return [[name, value], ...] in declared order, as messages and records hold them."""
+        return [[f.name, getattr(self, f.name)] for f in fields(self)]
+
+    @classmethod
+    def from_fields(cls, stated: Iterable[Sequence[Any]]) -> "LaunchInfo":
+        """Make the value back from what :meth:`to_fields` gave."""
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in stated}
+        return cls(**values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonSource:
@@ -150,9 +160,7 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 registry: dict[str, Family] = {}
 
 
-def family(
-    payload: type[PayloadT], *, version: int
-) -> Callable[[Callable[[PayloadT, Target], Definition]], Family]:
+def family(payload: type[PayloadT], *, version: int) -> Callable[[Callable[[PayloadT, Target], Definition]], Family]:
     """Register the decorated function as the definition of ``payload``'s family.
 
     The function becomes a :class:`Family`; its module and name become the family's reference.

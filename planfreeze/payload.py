@@ -42,15 +42,18 @@ class Payload:
 
     def to_fields(self) -> dict[str, Field]:
         """Return all fields by name, defaults included."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return {name: getattr(self, name) for name in self.field_names()}
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """Return the names of the fields, in declared order."""
+        return tuple(f.name for f in fields(cls) if f.init)
 
     def encode(self) -> bytes:
         """Return the canonical bytes: msgpack of [family name, [[field, value], ...]] sorted by field name."""
         defaults = {f.name: f.default for f in fields(self) if f.init}
         stated = [
-            [name, value]
-            for name, value in sorted(self.to_fields().items())
-            if not is_default(value, defaults[name])
+            [name, value] for name, value in sorted(self.to_fields().items()) if not is_default(value, defaults[name])
         ]
         encoded: bytes = msgpack.packb([self.family_name, stated], use_bin_type=True)
         return encoded

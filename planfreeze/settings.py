@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planfreeze.errors import InvalidSetting
 
-__all__ = ["Settings", "read_settings"]
+__all__ = ["Settings", "read_settings", "store_path", "user_cache"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,15 @@ class Settings:
         file, optionally followed by ``@sha256:<root>``.
     is_csf_inline : bool
         ``PLANFREEZE_CSF_INLINE``: 0 keeps compressed scales out of the kernels (per-call expansion). Default 1.
+    is_store_trusted : bool
+        ``PLANFREEZE_TRUST_STORE``: 1 takes unpinned plans from the store whoever owns it. Default 0.
     csf_inline_max_tokens : int
         ``PLANFREEZE_CSF_INLINE_MAX_TOKENS``: largest capacity whose grouped kernels read scales inline.
     """
 
     store: Path | None = None
     plans: tuple[str, ...] = ()
+    is_store_trusted: bool = False
     is_csf_inline: bool = True
     csf_inline_max_tokens: int = 1536
 
@@ -45,9 +48,22 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     return Settings(
         store=Path(store) if store else None,
         plans=tuple(name for name in environ.get("PLANFREEZE_PLAN", "").split(",") if name),
+        is_store_trusted=read_switch(environ, "PLANFREEZE_TRUST_STORE", "0"),
         is_csf_inline=read_switch(environ, "PLANFREEZE_CSF_INLINE", "1"),
         csf_inline_max_tokens=read_count(environ, "PLANFREEZE_CSF_INLINE_MAX_TOKENS", "1536"),
     )
+
+
+def store_path(settings: Settings) -> Path:
+    """Return the store: the one that is set, else one in the user's cache directory."""
+    return settings.store or user_cache() / "store"
+
+
+def user_cache() -> Path:
+    """Return the user's cache directory of planfreeze."""
+    from platformdirs import user_cache_path  # slow to import, needed only without PLANFREEZE_STORE
+
+    return user_cache_path("planfreeze")
 
 
 def read_switch(environ: Mapping[str, str], name: str, default: str) -> bool:

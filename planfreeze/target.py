@@ -39,12 +39,8 @@ class Target:
 
 
 ARCHS = {
-    "sm_90a": Target(
-        arch="sm_90a", capability=(9, 0), max_shared_bytes=227 * 1024, sm_shared_bytes=228 * 1024
-    ),
-    "sm_120a": Target(
-        arch="sm_120a", capability=(12, 0), max_shared_bytes=99 * 1024, sm_shared_bytes=100 * 1024
-    ),
+    "sm_90a": Target(arch="sm_90a", capability=(9, 0), max_shared_bytes=227 * 1024, sm_shared_bytes=228 * 1024),
+    "sm_120a": Target(arch="sm_120a", capability=(12, 0), max_shared_bytes=99 * 1024, sm_shared_bytes=100 * 1024),
 }
 
 

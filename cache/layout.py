@@ -1,0 +1,134 @@
+"""Where everything lies in a store, and the file that says which format it has."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from planfreeze.cache.digest import check_digest
+from planfreeze.errors import DamagedStore, InvalidEntryName, StoreTooNew
+
+__all__ = ["FORMAT", "KINDS", "Kind", "Layout", "check_format", "check_ref_name"]
+
+Kind = Literal["blob", "record", "plan", "ref", "note"]
+
+# Major: older readers must refuse. Minor: something was added that they may ignore.
+FORMAT = (1, 0)
+FORMAT_TEXT = b"planfreeze store %d.%d\n" % FORMAT
+FORMAT_PATTERN = re.compile(rb"planfreeze store (\d{1,9})\.(\d{1,9})\n")
+
+# https://bford.info/cachedir: backup tools leave a folder with this file out.
+CACHEDIR_TAG = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# Compiled GPU programs; they can be built again: planfreeze build\n"
+)
+
+KINDS: dict[Kind, str] = {
+    "blob": "objects",
+    "record": "records",
+    "plan": "plans",
+    "ref": "refs",
+    "note": "notes",
+}
+FANNED_OUT: frozenset[Kind] = frozenset({"blob", "record", "note"})
+
+REF_PATTERN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+MAX_REF_BYTES = 200  # a file name holds 255 bytes; the quarantine adds a suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths below the root of one store.
+
+    Blobs, records and notes are spread over 256 folders by the first two digits of their name.
+    """
+
+    root: Path
+
+    @property
+    def format(self) -> Path:
+        """The format version file; a folder without it is no store."""
+        return self.root / "format"
+
+    @property
+    def tag(self) -> Path:
+        """The mark that tells backup tools to leave the store out."""
+        return self.root / "CACHEDIR.TAG"
+
+    @property
+    def temporaries(self) -> Path:
+        """Folder of files being written, in the store's own file system."""
+        return self.root / "tmp"
+
+    @property
+    def locks(self) -> Path:
+        """Folder of lock files, one for each stripe."""
+        return self.root / "locks"
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of damaged entries, out of every reader's sight."""
+        return self.root / "quarantine"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All folders directly below the root."""
+        return (*(self.root / name for name in KINDS.values()), self.temporaries, self.locks, self.quarantine)
+
+    def entry(self, kind: Kind, name: str) -> Path:
+        """Return the path of an entry.
+
+        Raises
+        ------
+        InvalidEntryName
+            The name is no digest, key or reference name: it could point outside the store.
+        """
+        folder = self.root / KINDS[kind]
+        if kind == "ref":
+            return folder / check_ref_name(name)
+        check_digest(name)
+        return folder / name[:2] / name if kind in FANNED_OUT else folder / name
+
+    def entry_folders(self, kind: Kind) -> Iterator[Path]:
+        """Yield the folders in which entries of a kind can lie, whether they exist or not."""
+        folder = self.root / KINDS[kind]
+        if kind in FANNED_OUT:
+            yield from (folder / f"{prefix:02x}" for prefix in range(256))
+        else:
+            yield folder
+
+
+def check_ref_name(name: str) -> str:
+    """Return ``name`` when it can name a reference.
+
+    Raises
+    ------
+    InvalidEntryName
+        It has other characters, a leading dot, or more than 200 bytes.
+    """
+    if not REF_PATTERN.fullmatch(name) or len(name) > MAX_REF_BYTES:
+        raise InvalidEntryName(
+            "reference name", name, f"1 to {MAX_REF_BYTES} of A-Z a-z 0-9 . _ - without a leading dot"
+        )
+    return name
+
+
+def check_format(root: Path, text: bytes) -> None:
+    """Refuse a store this version cannot read; a higher minor version reads.
+
+    Raises
+    ------
+    StoreTooNew
+        The major version is higher.
+    DamagedStore
+        The text is no format version, or one that never existed.
+    """
+    match = FORMAT_PATTERN.fullmatch(text)
+    if match is None:
+        raise DamagedStore(str(root), f"its format file says {text[:64]!r}")
+    major, minor = int(match[1]), int(match[2])
+    if major > FORMAT[0]:
+        raise StoreTooNew(str(root), f"{major}.{minor}", f"{FORMAT[0]}.x")
+    if major < 1:
+        raise DamagedStore(str(root), f"its format file says version {major}.{minor}")

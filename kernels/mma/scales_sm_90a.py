@@ -1,0 +1,116 @@
+"""Staging of first-projection scales on sm_90a: 64 up rows and the same 64 gate rows a stage, native or inline.
+
+Both storages have the same methods, so that a kernel is written once: ``locate`` finds a task's scales, ``copy`` starts the
+copies of one step and ``rebuild`` turns what has landed into the fp32 plane. ``addresses`` are the kernel's scale parameters.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+from cutlass import Int32, Int64, Uint32, const_expr, cute
+
+from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_native
+from planfreeze.kernels.mma.stage_sm_90a import BASE_BYTES, NATIVE_SCALE_BYTES, TILE_BLOCK_BYTES, Pipeline
+
+__all__ = ["InlineHalves", "NativeHalves"]
+
+
+class NativeHalves:
+    """Scales from the native plane: words of 64 rows of each group.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The stages they are staged in.
+    hidden, intermediate : int
+        K and rows of each group.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int) -> None:
+        self.pipeline = pipeline
+        self.group_bytes = intermediate * hidden // 32
+        self.row_tile_bytes = 128 * hidden // 32
+        self.has_short_tile = intermediate % 128 != 0
+        self.last_half = intermediate // 64 - 1
+
+    @cute.jit
+    def locate(self, addresses, expert, half_tile):
+        """Return the address of the first up words of a 64-row tile and the distance of its steps, both Int64."""
+        first = Int64(half_tile >> 1) * self.row_tile_bytes + Int64(half_tile & 1) * (NATIVE_SCALE_BYTES // 2)
+        step = Int64(NATIVE_SCALE_BYTES)
+        if const_expr(self.has_short_tile):
+            if half_tile == self.last_half:
+                step = Int64(NATIVE_SCALE_BYTES // 2)
+        return addresses[0] + expert * (2 * self.group_bytes) + first, step
+
+    def copy(self, stage, addresses, source, expert, half_tile, step):
+        """Start the copies of one step from ``source``; ``landed`` completes when they have arrived."""
+        landed = stage + self.pipeline.landed
+        target = stage + self.pipeline.staged_scales
+        size_bytes = Int32(NATIVE_SCALE_BYTES // 2)
+        ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
+        ptx.copy_bulk(target, source, size_bytes, landed)
+        ptx.copy_bulk(
+            target + NATIVE_SCALE_BYTES // 2, source + Int64(self.group_bytes), size_bytes, landed
+        )
+
+    def load_bases(self, stage, lane):
+        """Native words need no bases."""
+        return Uint32(0)
+
+    def rebuild(self, stage, lane, half, bases, addresses):
+        """Write the fp32 plane of a stage."""
+        rebuild_native(lane, stage + self.pipeline.staged_scales, stage + self.pipeline.scales)
+
+
+class InlineHalves:
+    """Scales from inline storage: the tile blocks of a 128-row tile of each group, of which 64 slots are used.
+
+    Parameters are those of :class:`NativeHalves`. ``addresses`` are tile blocks, row bases and raw tiles.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int) -> None:
+        self.pipeline = pipeline
+        self.row_tiles = -(-intermediate // 128)
+        self.row_tile_bytes = hidden // 128 * TILE_BLOCK_BYTES
+
+    def row_block(self, expert, half_tile):
+        """Return the up row block of a 64-row tile; its gate block is ``row_tiles`` further."""
+        return expert * (2 * self.row_tiles) + Int64(half_tile >> 1)
+
+    def locate(self, addresses, expert, half_tile):
+        """Return the address of the first up tile block of a 64-row tile and the distance of its steps, both Int64."""
+        first = self.row_block(expert, half_tile) * self.row_tile_bytes
+        return addresses[0] + first, Int64(TILE_BLOCK_BYTES)
+
+    @cute.jit
+    def copy(self, stage, addresses, source, expert, half_tile, step):
+        """Start the copies of one step from ``source``, and of the row bases in a task's first step."""
+        landed = stage + self.pipeline.landed
+        target = stage + self.pipeline.staged_scales
+        size_bytes = Int32(TILE_BLOCK_BYTES)
+        expected_bytes = Int32(2 * TILE_BLOCK_BYTES)
+        if step == 0:
+            expected_bytes = Int32(2 * TILE_BLOCK_BYTES + BASE_BYTES)
+        ptx.arrive_expecting(landed, expected_bytes)
+        ptx.copy_bulk(target, source, size_bytes, landed)
+        ptx.copy_bulk(
+            target + TILE_BLOCK_BYTES, source + Int64(self.row_tiles * self.row_tile_bytes), size_bytes, landed
+        )
+        if step == 0:
+            base_target = stage + self.pipeline.bases
+            base_bytes = Int32(BASE_BYTES // 2)
+            base = addresses[1] + self.row_block(expert, half_tile) * BASE_BYTES
+            base = base + Int64(half_tile & 1) * (BASE_BYTES // 2)
+            ptx.copy_bulk(base_target, base, base_bytes, landed)
+            ptx.copy_bulk(
+                base_target + BASE_BYTES // 2, base + Int64(self.row_tiles * BASE_BYTES), base_bytes, landed
+            )
+
+    def load_bases(self, stage, lane):
+        """Load the bases of the lane's four slots from the stage of a task's first step."""
+        return ptx.load_shared(stage + self.pipeline.bases + lane * 4)
+
+    def rebuild(self, stage, lane, half, bases, addresses):
+        """Write the fp32 plane of a stage."""
+        staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
+        rebuild_inline(lane, half, bases, staged, addresses[2], scales)

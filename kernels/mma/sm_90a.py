@@ -1,0 +1,185 @@
+"""Tile product of MXFP4 weights and MXFP8 activations on sm_90a, and the rebuild of weight scales to fp32.
+
+Weights are the M operand of wgmma, out of registers: E2M1 codes become E4M3 bytes of 1/64 of their value by bit
+placement alone. Tokens are the N operand. Every K32 group is a product of its own from a zero accumulator, rescaled in
+fp32: ``sum = fma(product * activation_scale, weight_scale, sum)``; the factor 64 is applied once, by the epilogue.
+
+A stage has 128 weight rows. In slot order (``slot = 32 * warp + 4 * quad + nt`` for row ``32 * warp + 8 * nt + quad``)
+consumer warp ``w``, lane ``4 * quad + c`` owns slots ``32 * w + 4 * quad .. + 3``: it decodes their weights for
+K ``8 * c .. 8 * c + 7`` of each K32 group, and receives their results for tokens ``2 * c`` and ``2 * c + 1``. The producer's
+lane ``l`` rebuilds slots ``4 * l .. 4 * l + 3``.
+
+Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments and matrix descriptor.
+"""
+
+import cutlass
+from cutlass import Int32, Int64, Uint32, cute
+
+from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, TILE_BLOCK_BYTES
+
+PRODUCT_FACTOR = 64.0
+"""Times a product of decoded weights gives the product of the E2M1 values."""
+CONSUMER_WARPS = 4
+COLUMNS = 4
+"""K32 groups of one stage."""
+GROUPS_IN_FLIGHT = 2
+"""wgmma groups started before the first is waited for. With four, 96 registers do not suffice."""
+COLUMN_BYTES = SCALE_PLANE_BYTES // COLUMNS
+CHUNK_BYTES = 512
+"""Weight words of 32 rows and K32: 16 bytes per lane."""
+
+
+# --- weights ----------------------------------------------------------------------------------------------------
+
+
+def decode(word):
+    """Turn eight stored E2M1 codes into E4M3 bytes: four of even K, four of odd K.
+
+    A stored byte is, from bit 7 down: odd sign, even e1, even sign, odd e1, odd e0, odd m, even e0, even m.
+    """
+    even = ((word << 2) & Uint32(0x8C8C8C8C)) | ((word >> 2) & Uint32(0x10101010))
+    odd = word & Uint32(0x9C9C9C9C)
+    return even, odd
+
+
+def arrange_fragments(words):
+    """Decode a lane's words of four rows into the register operands of two m64k32 products.
+
+    Product ``b`` has the rows of ``nt = 2 * b`` in its upper and of ``2 * b + 1`` in its lower eight rows per warp.
+    """
+    even, odd = zip(*(decode(word) for word in words), strict=True)
+    return [(even[b], even[b + 1], odd[b], odd[b + 1]) for b in (0, 2)]
+
+
+def row_descriptor(address):
+    """Describe one activation row of K128 as an N operand of eight rows, of which only the first means anything.
+
+    Without swizzle an operand is made of 8-row by 16-byte blocks; putting the next block of K only 16 bytes further makes
+    row 0 contiguous. Rows 1 to 7 are then whatever follows (112 bytes past the row are read), and only
+    ever reach result columns 1 to 7.
+    """
+    low = Int64((address & Int32(0x3FFFF)) >> 4)
+    return low | Int64((1 << 32) | (1 << 16))
+
+
+def multiply_row(pipeline, stage, weight_offset, scale_offset, column_stride, sums):
+    """Add the products of a stage's weights and its one activation row to the sums of this lane's four rows.
+
+    Offsets are this lane's, in the stage; ``column_stride`` is the distance of K32 groups in the weights. Two groups are in
+    flight; the stage is free for the producer once the last one is finished.
+    """
+    descriptor = row_descriptor(stage + pipeline.activations)
+    activation_scales = ptx.load_shared_f32x4(stage + pipeline.activation_scales)
+    started = []
+    for column in range(COLUMNS + GROUPS_IN_FLIGHT - 1):
+        if column < COLUMNS:
+            words = ptx.load_shared_x4(stage + weight_offset + column * column_stride)
+            started.append(ptx.start_products(arrange_fragments(words), descriptor + 2 * column))
+        done = column - (GROUPS_IN_FLIGHT - 1)
+        if done >= 0:
+            weight_scales = ptx.load_shared_f32x4(stage + scale_offset + done * COLUMN_BYTES)
+            products = ptx.finish_products(started[done], len(started) - 1 - done)
+            if done == COLUMNS - 1:
+                arrive_once(stage + pipeline.empty)
+            accumulate_row(sums, products, activation_scales[done], weight_scales)
+
+
+def accumulate_row(sums, products, activation_scale, weight_scales):
+    """Rescale the first token's results of one K32 group and add them."""
+    for nt in range(4):
+        product = products[nt // 2][2 * (nt % 2)]
+        scaled = ptx.mul_rn(product, activation_scale)
+        sums[nt] = ptx.fma_rn(scaled, weight_scales[nt], sums[nt])
+
+
+# --- scales -----------------------------------------------------------------------------------------------------
+
+
+def scale_bits(word, byte):
+    """Return the fp32 bits of 2^(b-127) for one byte of a scale word: 0 for 0, infinity for 255."""
+    shifted = word << (23 - 8 * byte) if byte < 3 else word >> 1
+    return shifted & Uint32(0x7F800000)
+
+
+def scale_of(word, byte):
+    """Return the scale of one byte of a scale word."""
+    return ptx.float_of_bits(scale_bits(word, byte))
+
+
+def rebuild_native(lane, staged, scales):
+    """Turn the native scale words of 128 rows into the fp32 plane."""
+    first = staged + (32 * (lane >> 3) + (lane & 7)) * 4
+    words = [ptx.load_shared(first + 32 * nt) for nt in range(4)]
+    for column in range(COLUMNS):
+        values = [scale_of(word, column) for word in words]
+        ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+
+
+@cute.jit
+def rebuild_inline(
+    lane: Int32, half: Int32, bases: Uint32, staged: Int32, raw: Int64, scales: Int32
+):
+    """Turn the staged tile blocks of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
+
+    ``half`` says which 64 slots of a tile the stage covers, ``bases`` holds the lane's four row bases, ``raw`` is the
+    global address of the raw tiles.
+    """
+    block = staged + (lane >> 4) * TILE_BLOCK_BYTES
+    slot = 64 * half + 4 * (lane & 15)
+    selectors = ptx.load_shared(block + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
+    # Lane i of every eight: word i after the selectors, which is the header or record i - 1.
+    record = ptx.load_shared(block + 64 + ((lane & 7) << 2))
+    base_bits = [scale_bits(bases, nt) for nt in range(4)]
+    zero = [ptx.float_of_bits(bits) for bits in base_bits]
+    one = [ptx.float_of_bits(bits + Uint32(1 << 23)) for bits in base_bits]
+    for column in cutlass.range_constexpr(COLUMNS):
+        values = [ptx.select_by_bit(selectors, 4 * nt + column, one[nt], zero[nt]) for nt in range(4)]
+        ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+    header = Int32(cute.arch.shuffle_sync(record, lane & 16))
+    if cute.arch.vote_any_sync(header != 0):
+        # Orders the stores above before the patches below, which are other lanes'.
+        cute.arch.sync_warp()
+        if header < 0:
+            words = ptx.load_global_x4(raw + Int64(header & 0x7FFFFFFF) * 512 + Int64(slot * 4))
+            for column in cutlass.range_constexpr(COLUMNS):
+                values = [scale_of(word, column) for word in words]
+                ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+        else:
+            order = lane & 15
+            target = Int32(record & Uint32(127))
+            if (order >= 1) & (order <= 7) & (order <= header) & ((target >> 6) == half):
+                column = Int32((record >> 8) & Uint32(3))
+                slot_bytes = (64 * (lane >> 4) + (target & 63)) * 4
+                ptx.store_shared_f32(scales + column * COLUMN_BYTES + slot_bytes, scale_of(record, 2))
+
+
+# --- pipeline ---------------------------------------------------------------------------------------------------
+
+
+def arrive_once(barrier):
+    """Arrive once for the whole warp, after all its lanes are done."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        ptx.arrive(barrier)
+
+
+def init_stages(pipeline, shared):
+    """Set up the barriers of all stages; one thread, before the block's first barrier."""
+    for stage in range(pipeline.stages):
+        base = shared + stage * pipeline.stage_bytes
+        # The producer arrives on `full` twice: when it starts the copies and when it has rebuilt the scales.
+        ptx.init_barrier(base + pipeline.full, 2)
+        ptx.init_barrier(base + pipeline.empty, CONSUMER_WARPS)
+        ptx.init_barrier(base + pipeline.landed, 1)
+    cute.arch.mbarrier_init_fence()
+
+
+@cute.jit
+def advance(pipeline: cutlass.Constexpr, shared: Int32, stage: Int32, parity: Int32):
+    """Move to the next stage of the ring: its shared address and the parity of its phase."""
+    stage = stage + pipeline.stage_bytes
+    if stage == shared + pipeline.shared_bytes:
+        stage = shared
+        parity = parity ^ 1
+    return stage, parity

@@ -1,0 +1,112 @@
+"""Shared memory of the sm_90a kernels: one record per pipeline stage. Imports no compiler.
+
+Launch facts and kernels take their offsets from here, so that they cannot disagree.
+"""
+
+from dataclasses import dataclass
+
+__all__ = [
+    "BARRIER_BYTES",
+    "BASE_BYTES",
+    "NATIVE_SCALE_BYTES",
+    "ROWS",
+    "SCALE_PLANE_BYTES",
+    "TILE_BLOCK_BYTES",
+    "WEIGHT_BYTES",
+    "Pipeline",
+]
+
+ROWS = 128
+"""Weight rows of one stage: 64 of the up and 64 of the gate group, or 128 of one group."""
+WEIGHT_BYTES = ROWS * 128 // 2
+"""FP4 weights of 128 rows and K128."""
+SCALE_PLANE_BYTES = 4 * ROWS * 4
+"""Rebuilt fp32 scales, ``[K32 column][slot]``."""
+NATIVE_SCALE_BYTES = ROWS * 4
+"""Native scale words of 128 rows."""
+TILE_BLOCK_BYTES = 96
+"""One inline tile block: 64 selector bytes, the header word, seven record words."""
+BASE_BYTES = ROWS
+"""Row bases of 128 slots."""
+BARRIER_BYTES = 8
+
+STAGE_ALIGNMENT = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Byte offsets inside a stage, and the size of all stages.
+
+    Parameters
+    ----------
+    stages : int
+        Stages of the ring.
+    is_inline : bool
+        Inline scale storage is staged (two tile blocks and 128 row bases), else native scale words.
+    activation_bytes : int
+        Activations of K128, a multiple of 16.
+    activation_scale_bytes : int
+        Their fp32 scales, a multiple of 16.
+
+    Notes
+    -----
+    A stage holds, in this order: weights, rebuilt scales, activations, staged scales, row bases (inline),
+    activation scales, and three barriers. ``full``: everything a consumer reads is there. ``empty``: all consumers
+    are done. ``landed``: the staged scales are there; only the producer waits for it.
+    """
+
+    stages: int
+    is_inline: bool
+    activation_bytes: int
+    activation_scale_bytes: int
+
+    @property
+    def weights(self) -> int:
+        return 0
+
+    @property
+    def scales(self) -> int:
+        return WEIGHT_BYTES
+
+    @property
+    def activations(self) -> int:
+        return self.scales + SCALE_PLANE_BYTES
+
+    @property
+    def staged_scales(self) -> int:
+        return self.activations + self.activation_bytes
+
+    @property
+    def staged_scale_bytes(self) -> int:
+        return 2 * TILE_BLOCK_BYTES if self.is_inline else NATIVE_SCALE_BYTES
+
+    @property
+    def bases(self) -> int:
+        return self.staged_scales + self.staged_scale_bytes
+
+    @property
+    def activation_scales(self) -> int:
+        return self.bases + (BASE_BYTES if self.is_inline else 0)
+
+    @property
+    def full(self) -> int:
+        return self.activation_scales + self.activation_scale_bytes
+
+    @property
+    def empty(self) -> int:
+        return self.full + BARRIER_BYTES
+
+    @property
+    def landed(self) -> int:
+        return self.empty + BARRIER_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Distance between stages."""
+        used = self.landed + BARRIER_BYTES
+        return -(-used // STAGE_ALIGNMENT) * STAGE_ALIGNMENT
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * self.stage_bytes

@@ -1,0 +1,276 @@
+"""Kernel of family ``micro_fc1`` for sm_120a."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.memory import (
+    barrier,
+    commit_copies,
+    copy_4,
+    copy_16,
+    load_shared_x2,
+    pack_bf16,
+    store_global_x1,
+    wait_copies,
+)
+from planfreeze.kernels.mma.ptx import (
+    load_global_f32,
+    load_global_i32,
+    load_global_i64,
+    load_shared,
+    load_shared_x4,
+    mul_rn,
+)
+from planfreeze.kernels.mma.sm_120a import (
+    activation_registers,
+    rebuild_words,
+    scaled_product,
+    stage_words,
+    weight_registers,
+)
+from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, check_hidden, check_intermediate, row_tiles
+
+__all__ = ["SHARED_BYTES", "THREADS", "MicroFc1"]
+
+THREADS = 128
+STAGES = 4
+STAGE_K = 64
+STAGES_PER_TILE = 128 // STAGE_K
+BLOCK_BYTES = 96
+"""Inline storage of one scale tile."""
+BASE_BYTES = 128
+# Offsets in a stage: 64 bytes of activations, their scale word, 4096 bytes of weights, 512 of native scales (of which
+# a block of inline storage takes 96). Weights and scales start at multiples of 128.
+ACTIVATION_SCALE, WEIGHTS, SCALES, STAGE_BYTES = 64, 128, 4224, 4736
+SHARED_BYTES = STAGES * STAGE_BYTES
+
+
+class MicroFc1:
+    """First projection of every route, one route and one tile of 128 rows per task.
+
+    Math: ``projections[pair, column] = bf16(alpha[e] * sum_k a[token, k] * w[e, row, k])`` with e = topk_ids[pair] and
+    token = pair / top_k. Every group of 32 K starts from a zero accumulator and is added in fp32, in K order. Routes
+    with an id outside 0..experts-1 are skipped: their rows are not written.
+
+    Arguments: ``a8`` u8 ``(tokens, hidden)`` in K order, ``a_scale`` u8 ``(tokens, hidden / 32)``, ``w13`` packed
+    words; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids`` ``(pairs,)``, ``alpha`` f32
+    ``(experts,)``, ``projections`` bf16 ``(pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and ``experts``.
+    Tensors are 16-byte aligned, ids and factors to their own size.
+
+    Tiles: 128 threads, N128 x K64 a stage, 4 stages of 4736 bytes (18,944 in all), filled by cp.async three ahead. Warp w
+    multiplies rows 32w..32w+31; the one activation row stands in all 16 rows of the product. Scale words are taken
+    once per K128, in its even stage. In the last tile of a half with 64 rows, warps 2 and 3 multiply zeros. Persistent
+    blocks stride over the tasks. sm_120a.
+
+    Parameters
+    ----------
+    launch : LaunchInfo
+        128 threads and at least 18,944 bytes of shared memory.
+    hidden, intermediate : int
+        K, a multiple of 256, and rows of each half, a multiple of 64.
+    top_k : int
+        Routes per token.
+    id_bits : int
+        32 or 64: width of the expert ids.
+    csf_inline : bool
+        Read scales from inline storage.
+
+    Raises
+    ------
+    UnsupportedGeometry
+        The sizes are not whole tiles.
+    """
+
+    def __init__(
+        self,
+        *,
+        launch: LaunchInfo,
+        hidden: int,
+        intermediate: int,
+        top_k: int,
+        id_bits: int,
+        csf_inline: bool = False,
+    ) -> None:
+        check_hidden(hidden)
+        check_intermediate(intermediate)
+        assert launch.block == (THREADS, 1, 1) and launch.shared_bytes >= SHARED_BYTES and id_bits in (32, 64)
+        self.launch = launch
+        self.hidden = hidden
+        self.intermediate = intermediate
+        self.top_k = top_k
+        self.id_bits = id_bits
+        self.csf_inline = csf_inline
+        self.tiles = row_tiles(intermediate)
+        self.has_short_tile = intermediate % ROW_TILE != 0
+
+    @cute.jit
+    def __call__(self, *arguments):
+        *parameters, stream = arguments
+        self.kernel(tuple(parameters)).launch(
+            grid=[1, 1, 1],
+            block=list(self.launch.block),
+            smem=self.launch.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=self.launch.min_blocks,
+            preferred_smem_carveout=self.launch.carveout_percent,
+        )
+
+    @cute.kernel
+    def kernel(self, parameters):
+        topk_ids, _, _, pairs, experts = parameters[-5:]
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16).toint())
+        tasks_per_pair = 2 * self.tiles
+        for task in cutlass.range(Int32(block), pairs * tasks_per_pair, Int32(blocks), unroll=1):
+            pair = Int32(Uint32(task) // Uint32(tasks_per_pair))
+            if cutlass.const_expr(self.id_bits == 64):
+                expert = load_global_i64(topk_ids + Int64(pair) * 8)
+            else:
+                expert = Int64(load_global_i32(topk_ids + Int64(pair) * 4))
+            if expert >= 0 and expert < Int64(experts):
+                self.project(shared, parameters, expert, pair, task - pair * tasks_per_pair)
+
+    @cute.jit
+    def project(self, shared, parameters, expert, pair, tile):
+        """Run one task: all of K for one tile of 128 rows."""
+        thread, _, _ = cute.arch.thread_idx()
+        lane = thread & 31
+        warp = thread >> 5
+        quad = lane >> 2
+        column = lane & 3
+        group = Int32(tile >= self.tiles)
+        row = (tile - group * self.tiles) * ROW_TILE
+        height = Int32(ROW_TILE)
+        if cutlass.const_expr(self.has_short_tile):
+            height = select_height(row, self.intermediate)
+        sources = self.locate(parameters, expert, pair, tile, group * self.intermediate + row, height, thread)
+        bases = Uint32(0)
+        raw = Int64(0)
+        slot = warp * 32 + quad * 4
+        if cutlass.const_expr(self.csf_inline):
+            block = (expert * (2 * self.tiles) + Int64(tile)) * BASE_BYTES
+            bases = Uint32(load_global_i32(parameters[4] + block + Int64(slot)))
+            raw = parameters[5]
+        sums = cute.make_rmem_tensor((8,), Float32)
+        for i in cutlass.range_constexpr(8):
+            sums[i] = Float32(0.0)
+
+        # Slots 0..2 are free: every warp has passed the barrier after their last use. Slot 3 is filled after the next.
+        for stage in cutlass.range_constexpr(STAGES - 1):
+            self.start_stage(shared + stage * STAGE_BYTES, sources, Int32(stage), stage % STAGES_PER_TILE == 0)
+            commit_copies()
+        for k128 in cutlass.range(self.hidden // 128, unroll=1):
+            for half in cutlass.range_constexpr(STAGES_PER_TILE):
+                wait_copies(STAGES - 2)
+                barrier()
+                stage = k128 * STAGES_PER_TILE + half
+                ahead = stage + (STAGES - 1)
+                target = shared + (ahead & (STAGES - 1)) * STAGE_BYTES
+                self.start_stage(target, sources, ahead, (half + STAGES - 1) % STAGES_PER_TILE == 0)
+                commit_copies()
+                staged = shared + (stage & (STAGES - 1)) * STAGE_BYTES
+                if cutlass.const_expr(half == 0):
+                    activation_scale = load_shared(staged + ACTIVATION_SCALE)
+                    if cutlass.const_expr(self.csf_inline):
+                        scales = rebuild_words(staged + SCALES, bases, slot, raw)
+                    else:
+                        scales = stage_words(staged + SCALES, warp * 32 + quad)
+                for j in cutlass.range_constexpr(STAGE_K // GROUP):
+                    low, high = load_shared_x2(staged + GROUP * j + 8 * column)
+                    even, odd = activation_registers(low, high)
+                    words = load_shared_x4(staged + WEIGHTS + 2048 * j + thread * 16)
+                    for nt in cutlass.range_constexpr(4):
+                        part = scaled_product(
+                            (even, even, odd, odd),
+                            weight_registers(words[nt]),
+                            activation_scale,
+                            scales[nt],
+                            half * 2 + j,
+                        )
+                        sums[2 * nt] = sums[2 * nt] + part[0]
+                        sums[2 * nt + 1] = sums[2 * nt + 1] + part[1]
+        self.store(parameters, sums, expert, pair, group, row + warp * 32, quad, column)
+
+    @cute.jit
+    def locate(self, parameters, expert, pair, tile, row, height, thread):
+        """Return what this thread copies: source addresses at K 0, bytes to read and liveness, and the tile's height."""
+        a8, a_scale, w13, scales = parameters[:4]
+        token = Int64(Uint32(pair) // Uint32(self.top_k))
+        first_row = expert * (2 * self.intermediate) + Int64(row)
+        activations = a8 + token * self.hidden + Int64(thread * 16)
+        activation_scales = a_scale + token * (self.hidden // GROUP)
+        weights = w13 + first_row * (self.hidden // 2) + Int64(thread * 16)
+        # Scales are copied by warp 1: warp 0 copies activations.
+        part = thread - 32
+        if cutlass.const_expr(self.csf_inline):
+            block = (expert * (2 * self.tiles) + Int64(tile)) * (self.hidden // 128 * BLOCK_BYTES)
+            scale_source = scales + block + Int64(part * 16)
+            is_scale_copier = Int32(part >= 0) & Int32(part < BLOCK_BYTES // 16)
+            scale_bytes = Int32(16)
+        else:
+            scale_source = scales + first_row * (self.hidden // GROUP) + Int64(part * 16)
+            is_scale_copier = Int32(part >= 0) & Int32(part < ROW_TILE // 4)
+            scale_bytes = Int32(part * 4 < height) * 16
+        weight_bytes = Int32(thread < height) * 16
+        return (
+            (activations, activation_scales, weights, scale_source),
+            (weight_bytes, scale_bytes, is_scale_copier, height, thread),
+        )
+
+    @cute.jit
+    def start_stage(self, target, sources, stage, has_scales: cutlass.Constexpr):
+        """Start this thread's copies of K64 slice ``stage`` to ``target``; past the end of K, none."""
+        activations, activation_scales, weights, scales = sources[0]
+        weight_bytes, scale_bytes, is_scale_copier, height, thread = sources[1]
+        is_live = Int32(stage < self.hidden // STAGE_K)
+        copy_16(
+            target + thread * 16,
+            activations + Int64(stage * STAGE_K),
+            Int32(16),
+            is_live & Int32(thread < STAGE_K // 16),
+        )
+        slice_weights = weights + Int64(stage * (height * (STAGE_K // 2)))
+        for j in cutlass.range_constexpr(STAGE_K // GROUP):
+            copy_16(
+                target + WEIGHTS + 2048 * j + thread * 16,
+                slice_weights + Int64(height * (GROUP // 2 * j)),
+                weight_bytes,
+                is_live,
+            )
+        if cutlass.const_expr(has_scales):
+            tile = stage // STAGES_PER_TILE
+            copy_4(
+                target + ACTIVATION_SCALE,
+                activation_scales + Int64(tile * 4),
+                is_live & Int32(thread == STAGE_K // 16),
+            )
+            tile_bytes = height * 4
+            if cutlass.const_expr(self.csf_inline):
+                tile_bytes = Int32(BLOCK_BYTES)
+            copy_16(
+                target + SCALES + (thread - 32) * 16,
+                scales + Int64(tile * tile_bytes),
+                scale_bytes,
+                is_live & is_scale_copier,
+            )
+
+    @cute.jit
+    def store(self, parameters, sums, expert, pair, group, row, quad, column):
+        """Write the warp's 32 columns from the lanes of quad 0: all rows of the product are the same row."""
+        alpha, projections = parameters[-4:-2]
+        if quad == 0 and row < self.intermediate:
+            factor = load_global_f32(alpha + expert * 4)
+            # Rows are up, then gate; columns are gate, then up.
+            first = Int64(pair) * (2 * self.intermediate) + Int64((1 - group) * self.intermediate + row)
+            target = projections + (first + Int64(2 * column)) * 2
+            for nt in cutlass.range_constexpr(4):
+                word = pack_bf16(mul_rn(factor, sums[2 * nt]), mul_rn(factor, sums[2 * nt + 1]))
+                store_global_x1(target + 16 * nt, word)
+
+
+def select_height(row, rows):
+    """Return the rows of the tile that starts at ``row``: 128, or 64 in the last one of a half with 64 rows over."""
+    return Int32(ROW_TILE) - Int32(row + ROW_TILE > rows) * 64

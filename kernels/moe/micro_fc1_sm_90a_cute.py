@@ -1,0 +1,222 @@
+"""Kernel of family ``micro_fc1`` for sm_90a."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma import sm_90a as mma
+from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
+from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.moe.micro_fc1 import THREADS_SM_90A, pipeline_sm_90a
+
+__all__ = ["MicroFc1"]
+
+CONSUMERS = 128
+HALF_WEIGHT_BYTES = WEIGHT_BYTES // 2
+"""Weights of 64 rows and K128."""
+ROW_BYTES, ROW_SCALE_BYTES = 128, 16
+"""One activation row of K128 and its four fp32 scales."""
+
+
+class MicroFc1:
+    """First projection of every route, one route and one tile of 64 up and 64 gate rows per task.
+
+    Math: ``projections[pair, column] = bf16(alpha[e] * sum_k a[token, k] * w[e, row, k])`` with e = topk_ids[pair] and
+    token = pair / top_k. Every group of 32 K is a product of its own, rescaled and added in fp32, in K order; every
+    operation is rounded on its own. Routes with an id outside 0..experts-1 are skipped: their rows are not written.
+
+    Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``, ``w13``
+    32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the native plane, or with
+    ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids`` ``(pairs,)``, ``alpha`` f32 ``(experts,)``, ``projections`` bf16
+    ``(pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and ``experts``. Tensors are 16-byte aligned, ids to
+    their own size.
+
+    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills a ring
+    of 4 stages of K128 by bulk copies, and rebuilds the staged scales to fp32 ``lag`` steps later, so that both kinds of scale storage
+    reach the very same instructions of the other warps. 44,032 bytes of shared memory (inline: 43,008) and at most 96 registers for 4 blocks
+    per SM. Persistent blocks stride over the tasks, pair-major. sm_90a.
+
+    Parameters
+    ----------
+    launch : LaunchInfo
+        160 threads and the shared memory of :func:`~planfreeze.kernels.moe.micro_fc1.pipeline_sm_90a`.
+    hidden, intermediate : int
+        K, a multiple of 256, and rows of each half, a multiple of 64.
+    top_k : int
+        Routes per token.
+    id_bits : int
+        32 or 64: width of the expert ids.
+    csf_inline : bool
+        Read scales from inline storage; the last 128-row tile of each half must have 64 rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        launch: LaunchInfo,
+        hidden: int,
+        intermediate: int,
+        top_k: int,
+        id_bits: int,
+        csf_inline: bool = False,
+    ) -> None:
+        self.launch = launch
+        self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
+        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
+        storage = InlineHalves if csf_inline else NativeHalves
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
+        self.hidden = hidden
+        self.intermediate = intermediate
+        self.top_k = top_k
+        self.id_bits = id_bits
+        self.steps = hidden // 128
+        self.tiles = intermediate // 64
+        # Less than a task's steps: when the first step of a task is rebuilt, its last one is not yet copied.
+        self.lag = min(self.pipeline.stages - 2, self.steps - 1)
+
+    def __repr__(self) -> str:
+        # CuTe DSL puts this into the kernel's symbol.
+        return "sm_90a"
+
+    @cute.jit
+    def __call__(self, *arguments):
+        *parameters, stream = arguments
+        self.kernel(tuple(parameters)).launch(
+            grid=[1, 1, 1],
+            block=list(self.launch.block),
+            smem=self.launch.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=self.launch.min_blocks,
+            preferred_smem_carveout=self.launch.carveout_percent,
+        )
+
+    @cute.kernel
+    def kernel(self, parameters):
+        topk_ids, _, _, pairs, _ = parameters[-5:]
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
+        walk = (block, blocks, pairs * self.tiles)
+        if thread == 0:
+            mma.init_stages(self.pipeline, shared)
+        first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
+        if block < walk[2]:
+            first_id = self.load_id(topk_ids, block)
+        cute.arch.sync_threads()
+        if thread >= CONSUMERS:
+            self.produce(shared, thread & 31, walk, first_id, parameters)
+        else:
+            self.consume(shared, thread, walk, first_id, parameters)
+
+    def split_task(self, task):
+        """Return the pair and the 64-row tile of a task."""
+        pair = Uint32(task) // Uint32(self.tiles)
+        return pair, Int32(Uint32(task) - pair * Uint32(self.tiles))
+
+    def load_id(self, topk_ids, task):
+        """Load the expert id of a task's pair, Int32 or Int64."""
+        pair, _ = self.split_task(task)
+        address = topk_ids + Int64(pair) * (self.id_bits // 8)
+        return ptx.load_global_i32(address) if self.id_bits == 32 else ptx.load_global_i64(address)
+
+    @cute.jit
+    def produce(self, shared, lane, walk, next_id, parameters):
+        """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
+        block, blocks, tasks = walk
+        a8, a_scale, w13 = parameters[:3]
+        addresses = parameters[3:-5]
+        topk_ids, experts = parameters[-5], parameters[-1]
+        stage, parity = shared, Int32(1)
+        behind, behind_parity = shared, Int32(0)
+        copied = Int32(0)
+        half, bases = Int32(0), Uint32(0)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            # Ids are loaded one task ahead: a load takes about as long as a step.
+            current = next_id
+            if task + blocks < tasks:
+                next_id = self.load_id(topk_ids, task + blocks)
+            if (current >= 0) & (current < experts):
+                pair, tile = self.split_task(task)
+                expert = Int64(current)
+                token = Int64(pair // Uint32(self.top_k))
+                weights = w13 + (expert * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
+                row = a8 + token * self.hidden
+                row_scales = a_scale + token * (self.hidden // 8)
+                scales, scale_step = self.scales.locate(addresses, expert, tile)
+                for step in cutlass.range(0, self.steps, 1, unroll=1):
+                    ptx.wait(stage + self.pipeline.empty, parity)
+                    with cute.arch.elect_one():
+                        self.copy(stage, weights, row, row_scales)
+                        self.scales.copy(stage, addresses, scales, expert, tile, step)
+                    weights = weights + HALF_WEIGHT_BYTES
+                    row = row + ROW_BYTES
+                    row_scales = row_scales + ROW_SCALE_BYTES
+                    scales = scales + scale_step
+                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                    if copied >= self.lag:
+                        ptx.wait(behind + self.pipeline.landed, behind_parity)
+                        if step == self.lag:
+                            half = tile & 1
+                            bases = self.scales.load_bases(behind, lane)
+                        self.finish(behind, lane, half, bases, addresses)
+                        behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                    copied = copied + 1
+        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
+            ptx.wait(behind + self.pipeline.landed, behind_parity)
+            self.finish(behind, lane, half, bases, addresses)
+            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+
+    def copy(self, stage, weights, row, row_scales):
+        """Start the copies that ``full`` waits for: weights of both groups, the activation row and its scales."""
+        full = stage + self.pipeline.full
+        target = stage + self.pipeline.weights
+        size_bytes = Int32(HALF_WEIGHT_BYTES)
+        gate = weights + Int64(self.hidden * self.intermediate // 2)
+        ptx.arrive_expecting(full, Int32(WEIGHT_BYTES + ROW_BYTES + ROW_SCALE_BYTES))
+        ptx.copy_bulk(target, weights, size_bytes, full)
+        ptx.copy_bulk(target + HALF_WEIGHT_BYTES, gate, size_bytes, full)
+        ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
+        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
+
+    def finish(self, stage, lane, half, bases, addresses):
+        """Rebuild the landed scales of a stage and arrive on ``full``."""
+        self.scales.rebuild(stage, lane, half, bases, addresses)
+        mma.arrive_once(stage + self.pipeline.full)
+
+    @cute.jit
+    def consume(self, shared, thread, walk, next_id, parameters):
+        """Multiply the stages of every task; lanes 0, 4, .. 28 store the projections of their four rows."""
+        block, blocks, tasks = walk
+        topk_ids, alpha, projections, _, experts = parameters[-5:]
+        lane, warp = thread & 31, thread >> 5
+        quad, group, chunk = lane >> 2, warp >> 1, warp & 1
+        weight_offset = group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
+        scale_offset = self.pipeline.scales + (warp * 8 + quad) * 16
+        # Rows are up, then gate; columns are gate, then up.
+        column = (1 - group) * self.intermediate + chunk * 32 + quad
+        sums = cute.make_rmem_tensor((4,), Float32)
+        stage, parity = shared, Int32(0)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            current = next_id
+            if task + blocks < tasks:
+                next_id = self.load_id(topk_ids, task + blocks)
+            if (current >= 0) & (current < experts):
+                factor = ptx.load_global_f32(alpha + Int64(current) * 4)
+                for nt in cutlass.range_constexpr(4):
+                    sums[nt] = Float32(0.0)
+                for _ in cutlass.range(0, self.steps, 1, unroll=1):
+                    ptx.wait(stage + self.pipeline.full, parity)
+                    mma.multiply_row(
+                        self.pipeline, stage, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, sums
+                    )
+                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                if (lane & 3) == 0:
+                    pair, tile = self.split_task(task)
+                    first = Int64(pair) * (2 * self.intermediate) + Int64(tile * 64 + column)
+                    target = projections + first * 2
+                    for nt in cutlass.range_constexpr(4):
+                        value = ptx.mul_rn(ptx.mul_rn(sums[nt], Float32(mma.PRODUCT_FACTOR)), factor)
+                        ptx.store_global_bf16(target + 16 * nt, value)

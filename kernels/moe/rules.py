@@ -1,0 +1,194 @@
+"""Rules of the MoE layers: how a model is sharded, which kernels serve a capacity, and how scales reach them.
+
+The one place for these decisions; the enumerator of payloads and the runtime both ask here.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isqrt
+
+from planfreeze.errors import (
+    InvalidRanks,
+    UnavailableArm,
+    UnevenShards,
+    UnsupportedGeometry,
+    UntiledModel,
+    UntiledShards,
+)
+from planfreeze.kernels.moe.geometry import check_hidden, check_intermediate, check_top_k, is_compact
+from planfreeze.models import ARMS, Arm, Model, PlanOptions
+
+__all__ = [
+    "MICRO_TOKENS",
+    "Backend",
+    "ScaleMode",
+    "ShardedModel",
+    "choose_arms",
+    "choose_backend",
+    "choose_scale_mode",
+    "is_compact",
+    "is_prepared_inline",
+    "shard",
+]
+
+MICRO_TOKENS = 8
+"""Largest capacity of the direct-route kernels; above it, grouping routes by expert reads fewer weights."""
+
+
+class Backend(StrEnum):
+    """Kernels that serve a capacity: one task per route, or routes grouped by expert."""
+
+    MICRO = "micro"
+    DYNAMIC = "dynamic"
+
+
+class ScaleMode(StrEnum):
+    """How scales reach the kernels of one capacity.
+
+    ``INLINE``: kernels read the compressed storage. ``EXPAND``: that storage is expanded once per call, for
+    all experts, and native kernels run over the plane. ``DECODE``: native kernels run over scales decoded per
+    call for the routed experts. ``NATIVE``: scales were never compressed.
+    """
+
+    INLINE = "inline"
+    EXPAND = "expand"
+    DECODE = "decode"
+    NATIVE = "native"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedModel:
+    """A model as one of ``tp`` equal ranks sees it; made by :func:`shard`.
+
+    Parameters
+    ----------
+    model : Model
+        The whole model.
+    tp : int
+        Number of ranks.
+    intermediate : int
+        Columns of the intermediate per rank: the model's divided by ``tp``.
+    """
+
+    model: Model
+    tp: int
+    intermediate: int
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether the last row tile has 64 rows, which direct-route kernels and inline scales ask for."""
+        return is_compact(self.intermediate)
+
+
+def shard(model: Model, tp: int) -> ShardedModel:
+    """Divide a model over ``tp`` ranks.
+
+    Raises
+    ------
+    InvalidRanks
+        ``tp`` is not a whole number >= 1.
+    UntiledModel
+        The hidden size or the routes per token are not ones the kernels cover, however it is sharded.
+    UnevenShards
+        The intermediate size does not divide by ``tp``.
+    UntiledShards
+        The share of a rank is not a multiple of 64 columns.
+    """
+    if type(tp) is not int or tp < 1:
+        raise InvalidRanks(tp)
+    try:
+        check_hidden(model.hidden)
+        check_top_k(model.top_k)
+    except UnsupportedGeometry as error:
+        raise UntiledModel(model.name, error.reason) from error
+    if model.intermediate % tp:
+        raise UnevenShards(model.name, model.intermediate, tp, working_ranks(model.intermediate))
+    intermediate = model.intermediate // tp
+    if not is_tiled(intermediate):
+        raise UntiledShards(model.name, model.intermediate, tp, working_ranks(model.intermediate))
+    return ShardedModel(model=model, tp=tp, intermediate=intermediate)
+
+
+def working_ranks(intermediate: int) -> tuple[int, ...]:
+    """Return every number of ranks that leaves equal shares the kernels tile, ascending."""
+    small = [tp for tp in range(1, isqrt(intermediate) + 1) if intermediate % tp == 0]
+    divisors = sorted({*small, *(intermediate // tp for tp in small)})
+    return tuple(tp for tp in divisors if is_tiled(intermediate // tp))
+
+
+def is_tiled(intermediate: int) -> bool:
+    try:
+        check_intermediate(intermediate)
+    except UnsupportedGeometry:
+        return False
+    return True
+
+
+def is_prepared_inline(sharded: ShardedModel, options: PlanOptions) -> bool:
+    """Tell whether experts can be prepared with scales that kernels read compressed.
+
+    Compressed weights, the compact geometry, and the switch on; the activation is silu in every model.
+    """
+    return find_obstacle(sharded, options, "inline") is None
+
+
+def find_obstacle(sharded: ShardedModel, options: PlanOptions, arm: Arm) -> str | None:
+    """Say what keeps a model from having an arm; None when nothing does."""
+    if arm == "native":
+        return None
+    if sharded.model.weight_format != "mxfp4_csf":
+        return f"its weights are {sharded.model.weight_format}, whose scales are not compressed"
+    if arm == "inline" and not sharded.is_compact:
+        n = sharded.intermediate
+        return f"{n} % 128 = {n % 128}, and kernels read scales inline where 64 rows are left over"
+    if arm == "inline" and not options.is_csf_inline:
+        return "inline scales are switched off (PLANFREEZE_CSF_INLINE=0)"
+    return None
+
+
+def choose_arms(sharded: ShardedModel, options: PlanOptions) -> tuple[Arm, ...]:
+    """Return the arms to plan.
+
+    Without a choice: inline if experts can be prepared so, else per-call expansion of compressed scales, else
+    native. All three named: every arm there is for this model.
+
+    Raises
+    ------
+    UnavailableArm
+        One or two arms are named, and the model does not have one of them.
+    """
+    obstacles = {arm: find_obstacle(sharded, options, arm) for arm in ARMS}
+    available = tuple(arm for arm in ARMS if obstacles[arm] is None)
+    if options.arms is None:
+        return available[:1]
+    if options.arms == ARMS:
+        return available
+    for arm in options.arms:
+        reason = obstacles[arm]
+        if reason is not None:
+            raise UnavailableArm(sharded.model.name, sharded.tp, arm, reason, available)
+    return options.arms
+
+
+def choose_backend(sharded: ShardedModel, capacity: int) -> Backend:
+    """Return the backend of a capacity.
+
+    The number of routes does not matter: 8 tokens of 16 routes each are micro. What else the direct-route
+    kernels ask for (hidden size, routes per token, silu) every sharded model has.
+    """
+    return Backend.MICRO if sharded.is_compact and capacity <= MICRO_TOKENS else Backend.DYNAMIC
+
+
+def choose_scale_mode(sharded: ShardedModel, capacity: int, arm: Arm, options: PlanOptions) -> ScaleMode:
+    """Return how scales reach the kernels of a capacity, for experts prepared for ``arm``.
+
+    The limit concerns grouped kernels alone and belongs to the options: direct-route kernels of inline
+    experts read inline at any limit.
+    """
+    if arm == "native":
+        return ScaleMode.NATIVE
+    if arm == "expand":
+        return ScaleMode.DECODE
+    if choose_backend(sharded, capacity) is Backend.MICRO or capacity <= options.inline_limit:
+        return ScaleMode.INLINE
+    return ScaleMode.EXPAND

@@ -1,0 +1,21 @@
+"""Compile every GPU kernel a model can ask for ahead of time, and forbid compiling while it serves."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planfreeze.guard import no_compilation
+    from planfreeze.sessions import Session, session
+
+__version__ = "0.1.0"
+__all__ = ["Session", "__version__", "no_compilation", "session"]
+
+HOMES = {"Session": "sessions", "session": "sessions", "no_compilation": "guard"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use, so that importing planfreeze costs nothing."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

@@ -1,0 +1,5 @@
+"""Run the command line: ``python -m planfreeze``."""
+
+from planfreeze.cli import main
+
+main()

@@ -1,0 +1,27 @@
+"""Compilers: from a program's source and target to bytes. Only a compile worker imports these modules."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from planfreeze.errors import CompileFailed
+from planfreeze.family import LaunchInfo
+
+__all__ = ["CompiledProgram", "load_kernel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledProgram:
+    """What a compile gives: the cubin, and the launch facts that only the compiler knows."""
+
+    cubin: bytes
+    launch: LaunchInfo
+
+
+def load_kernel(reference: str) -> Any:
+    """Import the kernel named as "module:attribute"."""
+    module, _, attribute = reference.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except AttributeError as error:
+        raise CompileFailed(reference, f"{module} has no {attribute}") from error

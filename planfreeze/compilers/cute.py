@@ -1,0 +1,41 @@
+"""Compile CuTe DSL kernels without a device. The architecture is latched when the DSL is imported."""
+
+import contextlib
+import os
+import tempfile
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_stream
+
+from planfreeze.compilers import CompiledProgram, load_kernel
+from planfreeze.errors import CompileFailed
+from planfreeze.family import Argument, CuteSource
+from planfreeze.key import COMPILE_OPTIONS
+from planfreeze.target import Target
+
+__all__ = ["compile_program"]
+
+PLACEHOLDERS = {"i32": cutlass.Int32, "i64": cutlass.Int64}
+
+
+def compile_program(source: CuteSource, arguments: tuple[Argument, ...], target: Target) -> CompiledProgram:
+    """Compile one kernel class; parameters are flat addresses and integers.
+
+    Raises
+    ------
+    CompileFailed
+        This process compiles for another architecture, or the DSL gave no cubin.
+    """
+    latched = os.environ.get("CUTE_DSL_ARCH")
+    if latched != target.arch:
+        raise CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
+    kernel = load_kernel(source.kernel)(launch=source.launch, **dict(source.constants))
+    placeholders = [cutlass.Int64(0) if a.is_pointer else PLACEHOLDERS[a.dtype](0) for a in arguments]
+    # The DSL writes side files into the current directory, under one name for every variant.
+    with tempfile.TemporaryDirectory(prefix="planfreeze-cute-") as scratch, contextlib.chdir(scratch):
+        compiled = cute.compile(kernel, *placeholders, make_fake_stream(), options=COMPILE_OPTIONS["cute"])
+    cubin = compiled.artifacts.CUBIN
+    if not cubin:
+        raise CompileFailed(source.kernel, "the DSL gave no cubin")
+    return CompiledProgram(cubin=bytes(cubin), launch=source.launch)

@@ -1,0 +1,177 @@
+"""Explaining a payload: its key, whether it is stored, and the nearest payload that is."""
+
+import hashlib
+import pkgutil
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from planfreeze.cache.store import Store
+from planfreeze.errors import CompilerMissing, DamagedEntry, DamagedRecord, InvalidPayload, MissingEntry
+from planfreeze.family import load_family
+from planfreeze.key import dialect_of, make_key, source_roots
+from planfreeze.payload import Field, Payload
+from planfreeze.record import ProgramRecord
+from planfreeze.sources import read_sources
+from planfreeze.target import Target
+from planfreeze.toolchain import find_toolchain
+
+__all__ = ["Explanation", "Nearest", "describe_nearest", "explain", "find_nearest", "stored_payloads"]
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The payload of the same family that differs in fewest fields, and those fields as (name, asked, there)."""
+
+    payload: Payload
+    differing: tuple[tuple[str, Field, Field], ...]
+
+
+def find_nearest(payload: Payload, others: Iterable[Payload]) -> Nearest | None:
+    """Return the nearest other payload of the same family; None when there is none."""
+    candidates = [
+        Nearest(other, differing_fields(payload, other))
+        for other in others
+        if other.family_name == payload.family_name and other != payload
+    ]
+    return min(candidates, key=lambda near: len(near.differing), default=None)
+
+
+def differing_fields(asked: Payload, there: Payload) -> tuple[tuple[str, Field, Field], ...]:
+    """Return the fields that differ, as (name, asked, there)."""
+    others = there.to_fields()
+    return tuple(
+        (name, value, others[name])
+        for name, value in asked.to_fields().items()
+        if type(value) is not type(others[name]) or value != others[name]
+    )
+
+
+def describe_nearest(payload: Payload, others: Iterable[Payload], command: str) -> str:
+    """Say what is nearest to a payload that is not there, and how to build it."""
+    near = find_nearest(payload, others)
+    if near is None:
+        return f"No program of {payload.family_name} is there. Run: {command}"
+    fields = "; ".join(f"{name}: {there} -> {asked}" for name, asked, there in near.differing)
+    return f"The nearest program of {payload.family_name} differs in {fields}. Run: {command}"
+
+
+def stored_payloads(store: Store, kind: type[Payload], arch: str) -> tuple[Payload, ...]:
+    """Return the payloads of one family that a store has programs of for an architecture.
+
+    Reads every record: for people who ask, not for serving. Damaged records and those of another version of the
+    family are passed over.
+    """
+    found = []
+    for entry in store.entries("record"):
+        try:
+            record = ProgramRecord.decode(store.get_record(entry.name))
+        except (MissingEntry, DamagedEntry, DamagedRecord):
+            continue
+        family_name, stated = msgpack.unpackb(record.payload, use_list=False)
+        if family_name == kind.family_name and record.arch == arch and is_known(kind, dict(stated)):
+            found.append(kind.from_fields(dict(stated)))
+    return tuple(found)
+
+
+def is_known(kind: type[Payload], stated: dict[str, Field]) -> bool:
+    """Tell whether a payload class still has the fields that a record states."""
+    return stated.keys() <= set(kind.field_names())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is known of one payload for one architecture.
+
+    Parameters
+    ----------
+    key : str
+        Digest of the key; empty where the compiler whose fingerprint it holds is not installed.
+    labels : tuple of (str, str)
+        The key's labels, with their bytes as text where they are text and else as a sha256.
+    nearest : str
+        What is nearest to it in the store, and how to build it; empty when it is stored.
+    """
+
+    payload: Payload
+    arch: str
+    key: str
+    labels: tuple[tuple[str, str], ...]
+    is_stored: bool
+    nearest: str
+
+
+def explain(family_name: str, stated: Sequence[str], target: Target, store: Store, *, toolchains: Path) -> Explanation:
+    """Explain the payload that a family name and NAME=VALUE fields spell.
+
+    Raises
+    ------
+    UnknownFamily, InvalidPayload
+        There is no such family, or its payload has no such fields.
+    """
+    family = load_family(find_reference(family_name))
+    payload = family.payload.from_fields(parse_fields(family.name, stated))
+    definition = family.define(payload, target)
+    try:
+        sources = read_sources(source_roots(family, definition))
+        toolchain = find_toolchain(dialect_of(definition), toolchains)
+    except CompilerMissing as error:
+        labels: tuple[tuple[str, str], ...] = (("toolchain", str(error)),)
+        key, is_stored = "", None
+    else:
+        made = make_key(family, payload, definition, target, sources, toolchain)
+        labels = tuple((label, readable(value)) for label, value in made.parts)
+        key, is_stored = made.digest, store.has_record(made.digest)
+    stored = stored_payloads(store, family.payload, target.arch)
+    if is_stored is None:
+        is_stored = payload in stored
+    nearest = "" if is_stored else describe_nearest(payload, stored, f"planfreeze build --arch {target.arch}")
+    return Explanation(payload=payload, arch=target.arch, key=key, labels=labels, is_stored=is_stored, nearest=nearest)
+
+
+def find_reference(family_name: str) -> str:
+    """Return the reference of a family that ships with planfreeze, or the name itself."""
+    if ":" in family_name:
+        return family_name
+    return next(
+        (f"{module}:{family_name}" for module in family_modules() if module.endswith(f".{family_name}")),
+        family_name,
+    )
+
+
+def family_modules() -> Iterator[str]:
+    """Yield the modules below planfreeze.kernels."""
+    import planfreeze.kernels
+
+    for found in pkgutil.walk_packages(planfreeze.kernels.__path__, "planfreeze.kernels."):
+        yield found.name
+
+
+def parse_fields(family_name: str, stated: Sequence[str]) -> dict[str, Field]:
+    """Parse NAME=VALUE texts: true and false are flags, digits are ints, all else is text."""
+    fields: dict[str, Field] = {}
+    for text in stated:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidPayload(family_name, f"{text!r} is not NAME=VALUE")
+        fields[name] = parse_value(value)
+    return fields
+
+
+def parse_value(text: str) -> Field:
+    """Parse one value."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else text
+
+
+def readable(value: bytes) -> str:
+    """Return short text as it is, anything else as a sha256."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = ""
+    return text if text.isprintable() and text else hashlib.sha256(value).hexdigest()

@@ -1,0 +1,148 @@
+"""The CuTe DSL road: ``cute.compile`` in all its forms and direct calls of ``@cute.jit`` functions, version 4.8.
+
+What counts as an attempt: every ``cute.compile``, which never uses a cache, and every call of a ``@cute.jit``
+function from Python, which traces and lowers before it looks into a cache. Calling what ``cute.compile`` returned,
+or a loaded object, lowers nothing and is allowed.
+"""
+
+import sys
+from types import FrameType
+from typing import Any
+
+from planfreeze.guard.attempts import Attempt, definition_of, user_location
+from planfreeze.guard.roads import Door, Road, watch_doors
+
+__all__ = ["road"]
+
+# gate, enter, describe and their caller; the wrapper is the caller.
+WRAPPER_DEPTH = 6
+
+
+def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+    """Describe ``CompileCallable._compile(self, func, *args, **kwargs)``."""
+    stated = {name: value for name, value in options.items() if name != "func"}
+    chosen = [
+        f"{type(option).__name__}={option.value}"
+        for option in getattr(getattr(first(arguments), "_compile_options", None), "options", {}).values()
+        if option.value != option._default
+    ]
+    function = arguments[1] if len(arguments) > 1 else options.get("func")
+    return make_attempt(function, arguments[2:], stated, chosen)
+
+
+def describe_preprocess(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+    """Describe ``BaseDSL._preprocess_and_replace_code(func)``; the call's arguments are in the wrapper's frame."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(WRAPPER_DEPTH):
+        if frame is None or frame.f_code.co_name == "jit_wrapper":
+            break
+        frame = frame.f_back
+    call = frame.f_locals if frame is not None and frame.f_code.co_name == "jit_wrapper" else {}
+    return make_attempt(
+        first(arguments, options.get("func")), call.get("args", ()), call.get("kwargs", {}), []
+    )
+
+
+def describe_trace(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+    """Describe ``_func(self, funcBody, *args, **kwargs)`` and ``_device_func`` of a DSL object."""
+    return make_attempt(first(arguments[1:], options.get("funcBody")), arguments[2:], options, [])
+
+
+def describe_module(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+    """Describe a call that compiles IR made earlier: no function is left to name."""
+    return Attempt(road="cute", kernel="an MLIR module", signature="", location=user_location("unknown:0"))
+
+
+def first(arguments: tuple[Any, ...], default: object = None) -> Any:
+    return arguments[0] if arguments else default
+
+
+def make_attempt(
+    function: object, arguments: tuple[Any, ...], options: dict[str, Any], chosen: list[str]
+) -> Attempt:
+    body = find_body(function)
+    code = getattr(body, "__code__", None)
+    names = [name for name in (code.co_varnames[: code.co_argcount] if code else ()) if name != "self"]
+    # An unbound body receives its instance as the first argument.
+    values = list(arguments)[max(0, len(arguments) - len(names)) :] if names else list(arguments)
+    facts = [f"{name}: {describe_value(value)}" for name, value in zip(names, values, strict=False)]
+    facts += [describe_value(value) for value in values[len(names) :]]
+    facts += [f"{name}={describe_value(value)}" for name, value in options.items()]
+    return Attempt(
+        road="cute",
+        kernel=f"{getattr(body, '__module__', '?')}.{getattr(body, '__qualname__', repr(function))}",
+        signature=", ".join(facts + chosen),
+        location=user_location(definition_of(body)),
+    )
+
+
+def find_body(function: object) -> object:
+    """Return the Python function behind a method, a callable instance or a decorated function."""
+    if not hasattr(function, "__qualname__"):
+        function = getattr(type(function), "__call__", function)  # noqa: B004  # the function is wanted, not a test
+    function = getattr(function, "__func__", function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def describe_value(value: object) -> str:
+    """Spell an argument: constants by value, tensors by element type and shape, all else by type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, type):
+        return value.__qualname__
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        element = getattr(value, "element_type", getattr(value, "dtype", type(value).__qualname__))
+        return f"{getattr(element, '__name__', element)}{tuple(shape) if isinstance(shape, list | tuple) else shape}"
+    return type(value).__qualname__
+
+
+def make_probe() -> Any:
+    """Make an empty host function."""
+    import cutlass.cute as cute
+
+    def probe():  # type: ignore[no-untyped-def]  # an annotation here would be read by the DSL
+        pass
+
+    return cute.jit(probe)
+
+
+def attempt_compile() -> object:
+    """Compile the empty function explicitly."""
+    import cutlass.cute as cute
+
+    return cute.compile(make_probe())
+
+
+def attempt_call() -> object:
+    """Call the empty function, which would trace, compile and run it."""
+    return make_probe()()
+
+
+DOORS = (
+    # cute.compile is an instance with __getitem__ and is copied by cute.compile[...]: the method of its class is
+    # the one place that all instances, also those bound to a name before, go through first.
+    Door(module="cutlass.base_dsl.compiler", path="CompileCallable._compile", describe=describe_compile),
+    # The first thing the wrapper of every @cute.jit function calls; it rewrites the function's syntax tree.
+    Door(
+        module="cutlass.base_dsl.dsl",
+        path="BaseDSL._preprocess_and_replace_code",
+        describe=describe_preprocess,
+    ),
+    # Second line, for callers that take the DSL object or its compiler by the hand.
+    Door(module="cutlass.base_dsl.dsl", path="BaseDSL._func", describe=describe_trace),
+    Door(module="cutlass.cutlass_dsl.cutlass", path="CuTeDSL._device_func", describe=describe_trace),
+    Door(module="cutlass.base_dsl.compiler", path="Compiler.compile", describe=describe_module),
+    # The compiler of stored artifacts is an extension class: no Python function is under it.
+    Door(module="cutlass.compiler", path="Compiler.compile_to", describe=describe_module),
+)
+
+road = Road(
+    name="cute",
+    package="cutlass",
+    modules=tuple(dict.fromkeys(door.module for door in DOORS)),
+    install=watch_doors("cute", DOORS),
+    attempts=(attempt_compile, attempt_call),
+)

@@ -1,0 +1,89 @@
+"""Roads: the ways to one compiler, each described in a file of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from planfreeze.errors import UnwatchableRoad
+from planfreeze.guard.attempts import Describe, Release, Report
+from planfreeze.guard.gates import install_gate
+
+__all__ = ["Door", "Road", "watch_doors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """A function that calls to the compiler pass through.
+
+    Parameters
+    ----------
+    module : str
+        Module that defines it.
+    path : str
+        Attribute, or class and attribute with a dot.
+    describe : callable
+        From the arguments of a call to an attempt.
+    """
+
+    module: str
+    path: str
+    describe: Describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Road:
+    """One kind of compiling.
+
+    Parameters
+    ----------
+    name : str
+        Name in counts and messages.
+    package : str
+        What must be importable for the road to exist.
+    modules : tuple of str
+        Modules it waits for: ``install`` is called for each as soon as it has been executed, again if it is
+        imported again.
+    install : callable
+        ``install(module, report)`` puts the hooks of that module in place and returns what takes them off.
+        Hooks call ``report`` before any work; those others installed are kept and called.
+    attempts : tuple of callables
+        Deliberate attempts, one per door a user can reach; each imports what it needs.
+    """
+
+    name: str
+    package: str
+    modules: tuple[str, ...]
+    install: Callable[[ModuleType, Report], Release]
+    attempts: tuple[Callable[[], object], ...]
+
+
+def watch_doors(name: str, doors: tuple[Door, ...]) -> Callable[[ModuleType, Report], Release]:
+    """Return the ``install`` of a road that consists of doors.
+
+    Raises
+    ------
+    UnwatchableRoad
+        (On install) the module does not have one of its doors: another version of the compiler.
+    """
+
+    def install(module: ModuleType, report: Report) -> Release:
+        releases: list[Release] = []
+        for door in doors:
+            if door.module != module.__name__:
+                continue
+            owner, _, attribute = door.path.rpartition(".")
+            try:
+                place = getattr(module, owner) if owner else module
+                releases.append(install_gate(place, attribute, door.describe, report))
+            except AttributeError as error:
+                release_all(releases)
+                raise UnwatchableRoad(name, f"{door.module}:{door.path}") from error
+        return lambda: release_all(releases)
+
+    return install
+
+
+def release_all(releases: list[Release]) -> None:
+    """Take hooks off, the last one first."""
+    for release in reversed(releases):
+        release()

@@ -1,0 +1,56 @@
+"""What a cubin must be before anyone keeps or loads it: one kernel, of the right architecture and parameters."""
+
+from planfreeze.elf import Kernel, read_cubin
+from planfreeze.errors import UnexpectedCubin, WrongArch
+from planfreeze.family import Definition, LaunchInfo, TritonSource
+from planfreeze.target import Target
+
+__all__ = ["inspect_cubin"]
+
+# Triton ends every parameter list with the addresses of two scratch buffers, unused when their sizes are zero.
+TRITON_TRAILING_BYTES = (8, 8)
+
+
+def inspect_cubin(name: str, data: bytes, definition: Definition, launch: LaunchInfo, target: Target) -> Kernel:
+    """Read a cubin and check it against its definition and launch facts.
+
+    Parameters
+    ----------
+    name : str
+        The program, for messages.
+
+    Returns
+    -------
+    Kernel
+        The one kernel of the cubin.
+
+    Raises
+    ------
+    InvalidCubin
+        The bytes are no cubin.
+    WrongArch
+        It is made for another architecture.
+    UnexpectedCubin
+        It holds no kernel or several, its parameters are not the family's arguments, or it
+        was compiled for another block or asks for more shared memory than the architecture has.
+    """
+    cubin = read_cubin(data)
+    found = f"sm_{cubin.sm}" + ("a" if cubin.is_arch_specific else "")
+    if found != target.arch:
+        raise WrongArch(name, found, target.arch)
+    if len(cubin.kernels) != 1:
+        raise UnexpectedCubin(name, f"it holds {len(cubin.kernels)} kernels, not one")
+    kernel = cubin.kernels[0]
+    declared = tuple(argument.size_bytes for argument in definition.arguments)
+    if isinstance(definition.source, TritonSource):
+        declared += TRITON_TRAILING_BYTES
+    if kernel.parameter_sizes != declared:
+        raise UnexpectedCubin(
+            name, f"its parameters have {kernel.parameter_sizes} bytes, the family's arguments {declared}"
+        )
+    if kernel.required_block not in (None, launch.block):
+        raise UnexpectedCubin(name, f"it was compiled for blocks of {kernel.required_block}, not {launch.block}")
+    shared_bytes = kernel.shared_bytes + launch.shared_bytes
+    if shared_bytes > target.max_shared_bytes:
+        raise UnexpectedCubin(name, f"a block needs {shared_bytes} of {target.max_shared_bytes} bytes of shared memory")
+    return kernel

@@ -1,0 +1,101 @@
+"""Keys: labelled hashes of everything that can change the bytes of a program."""
+
+import hashlib
+from dataclasses import dataclass
+
+import msgpack
+
+from planfreeze.family import CuteSource, Definition, Family, TritonSource
+from planfreeze.payload import Payload
+from planfreeze.sources import Sources, hash_source
+from planfreeze.target import Target
+from planfreeze.toolchain import Toolchain
+
+__all__ = ["KEY_SCHEMA", "Key", "dialect_of", "differing_labels", "make_key", "source_roots"]
+
+KEY_SCHEMA = 1
+
+# Environment of every compile, and nothing else that a compiler reads. Line information would put absolute paths
+# into cubins; the fusion default differs between Triton versions.
+COMPILE_ENVIRONMENT = {
+    "triton": {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DEFAULT_FP_FUSION": "1"},
+    "cute": {},
+}
+COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A program's inputs: labels with bytes, and one digest over them."""
+
+    parts: tuple[tuple[str, bytes], ...]
+    digest: str
+
+
+def make_key(
+    family: Family,
+    payload: Payload,
+    definition: Definition,
+    target: Target,
+    sources: Sources,
+    toolchain: Toolchain,
+) -> Key:
+    """Make the key of a program from all its inputs; no path, time, host or address is one of them."""
+    dialect = dialect_of(definition)
+    parts = (
+        ("schema", str(KEY_SCHEMA).encode()),
+        ("family", f"{family.reference} {family.version}".encode()),
+        ("payload", payload.encode()),
+        ("arch", target.arch.encode()),
+        ("definition", encode_definition(definition)),
+        ("sources", sources.digest.encode()),
+        ("toolchain", f"{toolchain.dialect} {toolchain.version} {toolchain.fingerprint}".encode()),
+        ("driver", hash_source(f"planfreeze.compilers.{dialect}").encode()),
+        ("options", COMPILE_OPTIONS[dialect].encode()),
+        ("environment", msgpack.packb(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
+    )
+    return Key(parts, hash_parts(parts))
+
+
+def hash_parts(parts: tuple[tuple[str, bytes], ...]) -> str:
+    """Hash labels and bytes, each with its length in front, so that no two lists run together alike."""
+    hasher = hashlib.sha256()
+    for label, value in parts:
+        for piece in (label.encode(), value):
+            hasher.update(len(piece).to_bytes(8, "little"))
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def encode_definition(definition: Definition) -> bytes:
+    """Encode the parameters and the source description that a compile worker gets."""
+    source = definition.source
+    arguments = [[a.name, a.dtype, a.is_pointer, a.alignment] for a in definition.arguments]
+    if isinstance(source, TritonSource):
+        described: list[object] = [
+            "triton",
+            source.kernel,
+            source.constants,
+            source.num_warps,
+            source.num_stages,
+        ]
+    else:
+        described = ["cute", source.kernel, source.constants, source.launch.to_fields()]
+    encoded: bytes = msgpack.packb([arguments, described])
+    return encoded
+
+
+def dialect_of(definition: Definition) -> str:
+    """Return the dialect of a definition's source: "triton" or "cute"."""
+    return "cute" if isinstance(definition.source, CuteSource) else "triton"
+
+
+def source_roots(family: Family, definition: Definition) -> tuple[str, str]:
+    """Return the modules that a program comes from: the family's and its kernel's."""
+    return family.reference.partition(":")[0], definition.source.kernel.partition(":")[0]
+
+
+def differing_labels(a: Key, b: Key) -> tuple[str, ...]:
+    """Return the labels whose bytes differ between two keys."""
+    others = dict(b.parts)
+    return tuple(label for label, value in a.parts if others.get(label) != value)

@@ -1,0 +1,111 @@
+"""Replays: proof that all of a plan resolves with lowering forbidden, through the code that serving uses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+from planfreeze.cache.store import Store
+from planfreeze.errors import GuardAsleep
+from planfreeze.guard import Guard
+from planfreeze.payload import Payload
+from planfreeze.plans import FrozenPlan
+from planfreeze.programs import Device, Program
+from planfreeze.resolve import Resolution, check_kernels, planned_programs, program_name, resolve_plan
+
+__all__ = ["Replay", "prove_guard", "replay_plan"]
+
+COMPILERS = {"triton": "triton", "cute": "cutlass"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a replay of one plan found.
+
+    Parameters
+    ----------
+    resolution : Resolution
+        Programs that resolved, and those that are missing or damaged.
+    attempts : int
+        Attempts to compile that the guard saw.
+    loaded : int, optional
+        Programs loaded on the device; None when it was not asked for.
+    """
+
+    resolution: Resolution
+    attempts: int
+    loaded: int | None
+
+    @property
+    def plan(self) -> FrozenPlan:
+        """The replayed plan."""
+        return self.resolution.plan
+
+
+def replay_plan(plan: FrozenPlan, store: Store, *, wanted: Collection[Payload] = (), on_device: bool = False) -> Replay:
+    """Resolve a frozen plan under the guard, as a session would.
+
+    Parameters
+    ----------
+    wanted : collection of Payload
+        Payloads the plan must hold besides its own: those its model asks for now. Others count as missing.
+    on_device : bool
+        Load every program on torch's current device, too.
+
+    Raises
+    ------
+    KernelsDiffer
+        The kernels installed here are not the ones the plan was built from.
+    CompilationForbidden
+        Something tried to compile.
+    DeviceMissing, WrongArch, LaunchFailed
+        With ``on_device``: a program cannot be loaded.
+    """
+    guard = Guard(mode="raise")
+    guard.arm()
+    try:
+        check_kernels(plan)
+        held = {planned.payload for planned in planned_programs(plan)}
+        resolution = resolve_plan(plan, store)
+        unplanned = tuple(program_name(payload) for payload in wanted if payload not in held)
+        resolution = replace(resolution, missing=resolution.missing + unplanned)
+        loaded = load_all(resolution) if on_device else None
+    finally:
+        guard.release()
+    return Replay(resolution=resolution, attempts=sum(guard.attempts.values()), loaded=loaded)
+
+
+def load_all(resolution: Resolution) -> int:
+    """Load every resolved program on the current device and unload it again; return how many."""
+    device = Device()
+    for resolved in resolution.programs:
+        Program(resolved, device).unload("it was loaded to be replayed")
+    return len(resolution.programs)
+
+
+def prove_guard() -> dict[str, str]:
+    """Let a child process make one deliberate attempt per road, and say for each whether it was stopped.
+
+    Returns
+    -------
+    dict
+        Road to "awake" or "no compiler installed".
+
+    Raises
+    ------
+    GuardAsleep
+        An installed compiler was reached under the guard.
+    """
+    if not any(find_spec(module) for module in COMPILERS.values()):
+        return dict.fromkeys(COMPILERS, "no compiler installed")
+    child = subprocess.run([sys.executable, "-m", "planfreeze.guard"], capture_output=True, text=True, check=False)
+    try:
+        proven: dict[str, str] = json.loads(child.stdout)
+    except ValueError:
+        raise GuardAsleep("all", child.stderr.strip()) from None
+    for road, state in proven.items():
+        if state == "asleep":
+            raise GuardAsleep(road, child.stderr.strip())
+    return proven

@@ -1,0 +1,211 @@
+"""Reports: results as tables for people and as JSON for programs."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planfreeze.builds import BuildReport, Outcome
+    from planfreeze.explanations import Explanation
+    from planfreeze.plans import Plan
+    from planfreeze.replays import Replay
+
+__all__ = [
+    "build_json",
+    "build_progress",
+    "build_table",
+    "explanation_json",
+    "explanation_text",
+    "plans_json",
+    "plans_table",
+    "replay_json",
+    "replay_table",
+]
+
+PIPE_COLUMNS = 160  # a pipe has no width of its own
+
+
+def plans_json(plans: Sequence["Plan"]) -> dict[str, Any]:
+    """Return plans with every payload."""
+    return {
+        "plans": [
+            {
+                "name": plan.name,
+                "target": plan.target.arch,
+                "programs": [
+                    {"family": payload.family_name, "payload": payload.to_fields(), "digest": payload.digest}
+                    for payload in plan.payloads
+                ],
+            }
+            for plan in plans
+        ]
+    }
+
+
+def plans_table(plans: Sequence["Plan"]) -> None:
+    """Print the programs of plans."""
+    for plan in plans:
+        rows = [(payload.family_name, variant(payload.to_fields()), payload.digest[:12]) for payload in plan.payloads]
+        print_table(f"{plan.name}: {len(rows)} programs", ("family", "variant", "payload"), rows)
+
+
+def build_json(report: "BuildReport") -> dict[str, Any]:
+    """Return what a build did."""
+    return {
+        "compiled": report.count("compiled"),
+        "reused": report.count("reused"),
+        "failed": [
+            {
+                "family": outcome.program.payload.family_name,
+                "payload": outcome.program.payload.to_fields(),
+                "arch": outcome.program.target.arch,
+                "reason": outcome.reason,
+            }
+            for outcome in report.outcomes
+            if outcome.status == "failed"
+        ],
+        "plans": [
+            {
+                "name": plan.name,
+                "root": plan.root,
+                "programs": [
+                    {
+                        "family": entry.family,
+                        "payload": dict(entry.fields),
+                        "key": entry.key,
+                        "blob": entry.blob,
+                    }
+                    for entry in plan.entries
+                ],
+            }
+            for plan in report.plans
+        ],
+    }
+
+
+def build_table(report: "BuildReport") -> None:
+    """Print what became of every program, and the frozen plans."""
+    rows = []
+    for outcome in report.outcomes:
+        record = outcome.record
+        payload = outcome.program.payload
+        rows.append(
+            (
+                payload.family_name,
+                variant(payload.to_fields()),
+                outcome.program.target.arch,
+                str(record.registers) if record else "",
+                str(record.static_shared_bytes + record.launch.shared_bytes) if record else "",
+                f"{outcome.seconds:.2f}" if outcome.status != "reused" else "",
+                str(outcome.size_bytes) if record else "",
+                outcome.status,
+            )
+        )
+    heads = ("family", "variant", "arch", "registers", "shared bytes", "seconds", "cubin bytes", "")
+    print_table("", heads, rows)
+    for plan in report.plans:
+        sys.stdout.write(f"{plan.name}@sha256:{plan.root}\n")
+
+
+@contextlib.contextmanager
+def build_progress(total: int) -> Iterator[Callable[["Outcome"], None]]:
+    """Show outcomes on standard error as they come: a bar on a terminal, lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda outcome: print_outcome(outcome)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("build", total=total)
+
+        def advance(outcome: "Outcome") -> None:
+            bar.update(task, advance=1, description=f"{outcome.status} {outcome.program.payload.family_name}")
+
+        yield advance
+
+
+def print_outcome(outcome: "Outcome") -> None:
+    """Print one outcome as a line; programs that were there already are not worth one."""
+    if outcome.status != "reused":
+        program = outcome.program
+        sys.stderr.write(f"{outcome.status} {program.name} {program.target.arch} {outcome.seconds:.2f} s\n")
+
+
+def replay_json(replays: Sequence["Replay"], guard: Mapping[str, str]) -> dict[str, Any]:
+    """Return what replays found."""
+    return {
+        "resolved": sum(len(replay.resolution.programs) for replay in replays),
+        "missing": [name for replay in replays for name in replay.resolution.missing],
+        "damaged": [name for replay in replays for name in replay.resolution.damaged],
+        "compiled": sum(replay.attempts for replay in replays),
+        "loaded": None if None in (found := [replay.loaded for replay in replays]) else sum(filter(None, found)),
+        "guard": dict(guard),
+        "plans": [{"name": replay.plan.name, "root": replay.plan.root} for replay in replays],
+    }
+
+
+def replay_table(replays: Sequence["Replay"], guard: Mapping[str, str]) -> None:
+    """Print what replays found."""
+    rows = [
+        (
+            replay.plan.name,
+            str(len(replay.resolution.programs)),
+            str(len(replay.resolution.missing)),
+            str(len(replay.resolution.damaged)),
+            str(replay.attempts),
+            "" if replay.loaded is None else str(replay.loaded),
+        )
+        for replay in replays
+    ]
+    print_table("", ("plan", "resolved", "missing", "damaged", "compiled", "loaded"), rows)
+    for road, state in guard.items():
+        sys.stdout.write(f"guard of {road}: {state}\n")
+
+
+def explanation_json(explained: Sequence["Explanation"]) -> dict[str, Any]:
+    """Return explanations."""
+    return {
+        "programs": [
+            {
+                "family": found.payload.family_name,
+                "payload": found.payload.to_fields(),
+                "digest": found.payload.digest,
+                "target": found.arch,
+                "key": found.key,
+                "labels": dict(found.labels),
+                "stored": found.is_stored,
+                "nearest": found.nearest,
+            }
+            for found in explained
+        ]
+    }
+
+
+def explanation_text(explained: Sequence["Explanation"]) -> None:
+    """Print explanations."""
+    for found in explained:
+        title = f"{found.payload.family_name}({variant(found.payload.to_fields())}) for {found.arch}"
+        print_table(title, ("label", "value"), found.labels)
+        state = "stored" if found.is_stored else f"not stored. {found.nearest}"
+        sys.stdout.write(f"payload {found.payload.digest}\nkey {found.key or 'unknown'}\n{state}\n")
+
+
+def variant(fields: Mapping[str, Any]) -> str:
+    """Return payload fields as a short text."""
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows on standard output, as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, box=None, title_justify="left", header_style="bold")
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    console.print(table)

@@ -1,0 +1,199 @@
+"""Resolving: from a frozen plan and a store to proven programs, without a compiler, a GPU or a write."""
+
+from dataclasses import dataclass
+
+from planfreeze.cache.store import Store
+from planfreeze.errors import (
+    DamagedPrograms,
+    EmptyPlan,
+    KernelsDiffer,
+    MissingEntry,
+    MissingPrograms,
+    PlanfreezeError,
+    PlanMissing,
+    UnexpectedCubin,
+)
+from planfreeze.family import Definition, load_family
+from planfreeze.inspection import inspect_cubin
+from planfreeze.payload import Payload
+from planfreeze.plans import FrozenPlan, PlanEntry
+from planfreeze.record import ProgramRecord
+from planfreeze.sources import check_sources
+from planfreeze.target import Target, target
+
+__all__ = [
+    "PlannedProgram",
+    "Resolution",
+    "ResolvedProgram",
+    "check_kernels",
+    "find_plan",
+    "planned_programs",
+    "program_name",
+    "resolve_plan",
+    "resolve_program",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProgram:
+    """An entry of a frozen plan with what the installed family says of it."""
+
+    entry: PlanEntry
+    payload: Payload
+    definition: Definition
+    target: Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedProgram:
+    """A planned program whose record, cubin, architecture and parameters were all checked."""
+
+    name: str
+    planned: PlannedProgram
+    record: ProgramRecord
+    cubin: bytes
+
+    @property
+    def payload(self) -> Payload:
+        """The payload the program was made for."""
+        return self.planned.payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """What resolving a plan found: programs, and one line for each that is missing or damaged."""
+
+    plan: FrozenPlan
+    store: str
+    programs: tuple[ResolvedProgram, ...]
+    missing: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+    def check(self) -> tuple[ResolvedProgram, ...]:
+        """Return the programs when they are the whole plan.
+
+        Raises
+        ------
+        DamagedPrograms, MissingPrograms
+            Every such program is listed.
+        """
+        facts = (self.store, f"{self.plan.build_command} --store {self.store}")
+        if self.damaged:
+            raise DamagedPrograms(self.plan.name, len(self.plan.entries), self.damaged, *facts)
+        if self.missing:
+            raise MissingPrograms(self.plan.name, len(self.plan.entries), self.missing, *facts)
+        return self.programs
+
+
+def program_name(payload: Payload) -> str:
+    """Return a program as people read it: ``topk_sum(hidden=5120, top_k=6)``."""
+    fields = ", ".join(f"{name}={value}" for name, value in payload.to_fields().items())
+    return f"{payload.family_name}({fields})"
+
+
+def find_plan(store: Store, name: str, *, command: str = "planfreeze build") -> FrozenPlan:
+    """Read a frozen plan by reference name or root digest, each optionally followed by ``@sha256:<root>``.
+
+    Raises
+    ------
+    PlanMissing
+        The store has no such plan, or it is not the pinned one.
+    EmptyPlan
+        The plan holds no program.
+    DamagedEntry, DamagedPlan
+        Its bytes are not what its root digest says, or no plan.
+    """
+    reference, _, pinned = name.partition("@sha256:")
+    root = reference if len(reference) == 64 else store.get_ref(reference)
+    if root is None or (pinned and pinned != root):
+        raise PlanMissing(name, str(store.path), command, tuple(store.list_refs()))
+    try:
+        plan = FrozenPlan.decode(store.get_plan(root))
+    except MissingEntry as error:
+        raise PlanMissing(name, str(store.path), command) from error
+    if not plan.entries:
+        raise EmptyPlan(name)
+    return plan
+
+
+def check_kernels(plan: FrozenPlan) -> None:
+    """Check that the kernels installed here are the text that the plan was built from.
+
+    Raises
+    ------
+    KernelsDiffer
+        Names the families that differ.
+    """
+    differing = tuple(
+        f"{family.reference} ({', '.join(modules)})"
+        for family in plan.families
+        if (modules := check_sources(family.sources))
+    )
+    if differing:
+        raise KernelsDiffer(plan.name, differing, plan.build_command)
+
+
+def planned_programs(plan: FrozenPlan) -> tuple[PlannedProgram, ...]:
+    """Return the programs of a frozen plan as the families installed here define them. Reads no store.
+
+    Raises
+    ------
+    UnknownFamily, UnknownArch, InvalidPayload
+        A family, the architecture or a payload of the plan is not known here.
+    """
+    made_for = target(plan.arch)
+    programs = []
+    for entry in plan.entries:
+        family = load_family(entry.family)
+        payload = family.payload.from_fields(dict(entry.fields))
+        definition = family.define(payload, made_for)
+        programs.append(PlannedProgram(entry=entry, payload=payload, definition=definition, target=made_for))
+    return tuple(programs)
+
+
+def resolve_plan(plan: FrozenPlan, store: Store) -> Resolution:
+    """Read, hash and check every program of a frozen plan.
+
+    Raises
+    ------
+    UnknownFamily, UnknownArch, InvalidPayload
+        As :func:`planned_programs`.
+    """
+    programs: list[ResolvedProgram] = []
+    missing: list[str] = []
+    damaged: list[str] = []
+    for planned in planned_programs(plan):
+        try:
+            programs.append(resolve_program(planned, store))
+        except MissingEntry:
+            missing.append(program_name(planned.payload))
+        except PlanfreezeError as error:
+            damaged.append(f"{program_name(planned.payload)}: {error}")
+    return Resolution(
+        plan=plan,
+        store=str(store.path),
+        programs=tuple(programs),
+        missing=tuple(missing),
+        damaged=tuple(damaged),
+    )
+
+
+def resolve_program(planned: PlannedProgram, store: Store) -> ResolvedProgram:
+    """Follow one entry of a plan: record digest, blob digest, cubin, architecture, parameters.
+
+    Raises
+    ------
+    MissingEntry
+        Its record or cubin is not in the store.
+    DamagedEntry, DamagedRecord, InvalidCubin, WrongArch, UnexpectedCubin
+        It is there and not what the plan says.
+    """
+    name, entry = program_name(planned.payload), planned.entry
+    record = ProgramRecord.decode(store.get_record(entry.key, entry.record))
+    cubin = store.get_blob(entry.blob)
+    if record.blob != entry.blob or record.payload != planned.payload.encode():
+        raise UnexpectedCubin(name, "its record is another program's")
+    kernel = inspect_cubin(name, cubin, planned.definition, record.launch, planned.target)
+    if (kernel.symbol, kernel.parameter_sizes) != (record.symbol, record.parameter_bytes):
+        raise UnexpectedCubin(name, "its record describes another kernel")
+    return ResolvedProgram(name=name, planned=planned, record=record, cubin=cubin)

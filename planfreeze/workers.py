@@ -1,0 +1,185 @@
+"""Compile workers: spawned, GPU-blind processes, one architecture each, that return bytes and touch no store.
+
+Parent and worker exchange length-prefixed msgpack messages over the worker's standard streams: a task goes in, one
+outcome comes back. Whatever compilers print lands in the worker's log.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass
+from typing import IO, Any, Self
+
+import msgpack
+
+from planfreeze.compilers import CompiledProgram
+from planfreeze.errors import CompileFailed, PlanfreezeError, WorkerDied
+from planfreeze.family import Definition, LaunchInfo, TritonSource, load_family
+from planfreeze.key import COMPILE_ENVIRONMENT
+from planfreeze.payload import Payload
+from planfreeze.sources import Sources, load_exactly
+from planfreeze.target import Target, target
+
+__all__ = ["Task", "Worker"]
+
+# What a compiler process may see of the caller's environment; nothing here reaches generated code.
+PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+LOG_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A program to compile: its family, payload, and the text that was keyed."""
+
+    family: str
+    payload: Payload
+    target: Target
+    sources: Sources
+
+
+class Worker:
+    """A compile process, used by one thread at a time.
+
+    Parameters
+    ----------
+    target : Target
+        What it compiles for; the CuTe DSL latches it when it is imported.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "planfreeze.workers"],
+            env=worker_environment(target),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            process_group=0,  # an interrupt at the terminal is the parent's to handle
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def compile(self, task: Task) -> CompiledProgram:
+        """Compile one program.
+
+        Raises
+        ------
+        CompileFailed
+            The compiler refused it; the message carries the end of the log.
+        WorkerDied
+            The process ended; this worker is of no more use.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._log.seek(0, os.SEEK_END)
+        started_at = self._log.tell()
+        fields = list(task.payload.to_fields().items())
+        try:
+            send(self._process.stdin, [task.family, fields, task.target.arch, task.sources.modules])
+            outcome = receive(self._process.stdout)
+        except (BrokenPipeError, EOFError):
+            raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at)) from None
+        if outcome[0] == "failed":
+            raise CompileFailed(task.family, outcome[1] + self._read_log(started_at))
+        cubin, launch = outcome[1:]
+        return CompiledProgram(cubin=cubin, launch=LaunchInfo.from_fields(launch))
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing; safe from another thread."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process and release what belongs to it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._log.close()
+
+    def _read_log(self, start: int) -> str:
+        self._log.seek(start)
+        tail = self._log.read()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return f"\n{tail}" if tail else ""
+
+
+def worker_environment(target: Target) -> dict[str, str]:
+    """Return the whole environment of a worker: pinned, GPU-blind, and with the parent's module search path."""
+    return {
+        **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+        **COMPILE_ENVIRONMENT["triton"],
+        **COMPILE_ENVIRONMENT["cute"],
+        "CUTE_DSL_ARCH": target.arch,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),  # noqa: PTH100
+    }
+
+
+def send(stream: IO[bytes], message: object) -> None:
+    """Write one message."""
+    data = msgpack.packb(message)
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """Read one message; EOFError when the other side is gone."""
+    head = stream.read(8)
+    data = stream.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
+    if not data:
+        raise EOFError
+    return msgpack.unpackb(data)
+
+
+def compile_task(message: Any) -> CompiledProgram:
+    """Compile what a message asks for, from exactly the text that was keyed."""
+    reference, fields, arch, modules = message
+    load_exactly(Sources(tuple((name, digest) for name, digest in modules)))
+    family = load_family(reference)
+    payload = family.payload.from_fields(dict(fields))
+    definition = family.define(payload, target(arch))
+    return compile_definition(definition, target(arch))
+
+
+def compile_definition(definition: Definition, target: Target) -> CompiledProgram:
+    """Hand a definition to the compiler of its dialect, imported at the first program that needs it."""
+    if isinstance(definition.source, TritonSource):
+        from planfreeze.compilers import triton
+
+        return triton.compile_program(definition.source, definition.arguments, target)
+    from planfreeze.compilers import cute
+
+    return cute.compile_program(definition.source, definition.arguments, target)
+
+
+def main() -> None:
+    """Serve tasks until the parent closes the stream."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tasks = os.fdopen(os.dup(0), "rb")
+    outcomes = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # compilers print; the protocol's stream is not theirs
+    while True:
+        try:
+            message = receive(tasks)
+        except EOFError:
+            return
+        try:
+            compiled = compile_task(message)
+            outcome: list[object] = ["compiled", compiled.cubin, compiled.launch.to_fields()]
+        except PlanfreezeError as error:
+            outcome = ["failed", str(error)]
+        except Exception:  # noqa: BLE001 - a compiler may raise anything; the parent reports it by program
+            outcome = ["failed", traceback.format_exc()]
+        send(outcomes, outcome)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Many processes at one store."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planfreeze.cache.digest import digest_of, is_digest
+from planfreeze.cache.store import Store
+from planfreeze.errors import StoreMissing
+
+RunProcesses = Callable[[int, Callable[[int], object]], list[object]]
+PROGRAMS = [digest_of(b"program %d" % n).encode() * 400 for n in range(8)]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_sixteen_builders_publish_the_same_entries_while_one_lists(
+    tmp_path: Path, run_processes: RunProcesses, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    if not has_links:
+
+        def refuse(*arguments: object, **options: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(os, "link", refuse)
+
+    def build(number: int, path: Path) -> list[tuple[str, str]]:
+        store = Store.open(path, writable=True)
+        made = []
+        for data in PROGRAMS[number % 8 :] + PROGRAMS[: number % 8]:
+            digest = store.put_blob(data)
+            made.append((digest, store.put_record(digest, digest.encode()).outcome))
+        store.set_ref("plan", store.put_plan(b"".join(PROGRAMS)))
+        return made
+
+    def watch(path: Path) -> list[tuple[str, str]]:
+        roots = set()
+        while roots != {digest_of(b"".join(PROGRAMS))}:
+            try:
+                store = Store.open(path)
+            except StoreMissing:
+                continue
+            for entry in (*store.entries("blob"), *store.entries("record")):
+                assert is_digest(entry.name)
+                store.get_record(entry.name) if store.has_record(entry.name) else store.get_blob(entry.name)
+            roots = {root for root in store.list_refs().values() if store.get_plan(root)}
+        return []
+
+    for attempt in range(5):
+        path = tmp_path / f"store{attempt}"
+        results = run_processes(17, lambda number, path=path: watch(path) if number == 16 else build(number, path))
+        outcomes: dict[str, list[str]] = {}
+        for made in results:
+            for digest, outcome in made:  # type: ignore[attr-defined]
+                outcomes.setdefault(digest, []).append(outcome)
+        store = Store.open(path)
+        assert sorted(outcomes) == sorted(digest_of(data) for data in PROGRAMS)
+        for data in PROGRAMS:
+            assert set(outcomes[digest_of(data)]) <= {"published", "equal"}
+            assert store.get_blob(digest_of(data)) == data
+            if has_links:
+                assert outcomes[digest_of(data)].count("published") == 1
+        assert len(list(store.entries("record"))) == 8
+        assert os.listdir(store.layout.temporaries) == []
+        assert os.listdir(store.layout.quarantine) == []
+
+
+def test_of_different_records_for_one_key_exactly_one_is_published(store: Store, run_processes: RunProcesses) -> None:
+    keys = [digest_of(b"key %d" % n) for n in range(10)]
+    results = run_processes(8, lambda number: [store.put_record(key, b"by %d" % number) for key in keys])
+    for position, key in enumerate(keys):
+        made = [result[position] for result in results]  # type: ignore[index]
+        assert [put.outcome for put in made].count("published") == 1
+        assert [put.outcome for put in made].count("different") == 7
+        assert {put.digest for put in made} == {digest_of(store.get_record(key))}
+
+
+def test_readers_of_a_reference_see_the_old_or_the_new_plan(store: Store, run_processes: RunProcesses) -> None:
+    roots = [store.put_plan(b"plan %d" % n) for n in range(4)]
+    store.set_ref("name", roots[0])
+
+    def turn_or_read(number: int) -> set[str | None]:
+        seen = set()
+        for step in range(300):
+            if number < 4:
+                store.set_ref("name", roots[(number + step) % 4])
+            else:
+                seen.add(store.get_ref("name"))
+        return seen
+
+    results = run_processes(8, turn_or_read)
+    assert all(seen <= set(roots) for seen in results)  # type: ignore[operator]
+    assert any(len(seen) > 1 for seen in results)  # type: ignore[arg-type]
+    assert os.listdir(store.layout.temporaries) == []
