@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,7 +177,7 @@ def quarantine_file(layout: Layout, path: Path, reason: str) -> Path | None:
     """
     with writing(layout, path, len(reason)):
         make_folder(layout.quarantine)
-        place = layout.quarantine / f"{path.parent.name}-{path.name[:80]}-{secrets.token_hex(8)}"
+        place = layout.quarantine / f"{path.parent.name}-{path.name[:80]}-{os.urandom(8).hex()}"
         try:
             path.rename(place)
         except FileNotFoundError:
@@ -211,7 +210,7 @@ def temporary_file(layout: Layout, data: bytes) -> Iterator[Path]:
 
 def create_exclusively(folder: Path) -> tuple[Path, int]:
     """Create a new file, counting up until the name is free, so that equal random numbers do no harm."""
-    token = secrets.token_hex(16)
+    token = os.urandom(16).hex()
     for attempt in range(TEMPORARY_NAMES):
         path = folder / f"{token}-{attempt}"
         with contextlib.suppress(FileExistsError):

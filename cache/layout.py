@@ -20,8 +20,7 @@ FORMAT_PATTERN = re.compile(rb"planfreeze store (\d{1,9})\.(\d{1,9})\n")
 
 # https://bford.info/cachedir: backup tools leave a folder with this file out.
 CACHEDIR_TAG = (
-    b"Signature: 8a477f597d28d172789f06886806bc55\n"
-    b"# Compiled GPU programs; they can be built again: planfreeze build\n"
+    b"Signature: 8a477f597d28d172789f06886806bc55\n# Compiled GPU programs; they can be built again: planfreeze build\n"
 )
 
 KINDS: dict[Kind, str] = {

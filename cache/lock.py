@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from planfreeze.cache.digest import check_digest
 from planfreeze.cache.files import make_folder
 from planfreeze.cache.layout import Layout
@@ -40,6 +38,9 @@ def lock_key(layout: Layout, key: str, timeout_s: float) -> Iterator[bool]:
     Publishing needs no lock: without one, two builders at worst do the same work twice. The operating system
     frees the lock with its process. The holder's name is advice only; it may be gone or outdated.
     """
+    # Imported late: it costs 11 ms, and a reader never locks.
+    from filelock import FileLock, Timeout
+
     path = layout.locks / check_digest(key)[:2]
     holder_path = path.with_name(f"{path.name}.holder")
     lock = FileLock(path)

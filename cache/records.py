@@ -46,9 +46,7 @@ def put_record(layout: Layout, key: str, record: bytes) -> PutResult:
         The store cannot be written.
     """
     offered = digest_of(record)
-    present = publish_once(
-        layout, layout.entry("record", key), seal(record), lambda sealed: unseal(sealed) is not None
-    )
+    present = publish_once(layout, layout.entry("record", key), seal(record), lambda sealed: unseal(sealed) is not None)
     if present is None:
         return PutResult(digest=offered, offered=offered, outcome="published")
     stored = digest_of(present[SEAL_BYTES:])

@@ -20,7 +20,7 @@ HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
 ATTRIBUTE = struct.Struct("<BBBB")
-SECTION_SYMTAB, SECTION_NOBITS = 2, 8
+SECTION_SYMTAB, SECTION_NOBITS, SECTION_CUDA_INFO = 2, 8, 0x70000000
 SYMBOL_FUNCTION = 2
 OTHER_ENTRY = 0x10  # st_other of a kernel; device functions lack it
 
@@ -150,18 +150,19 @@ def require(condition: bool, reason: str) -> None:
 
 
 def read_sections(data: bytes, table: int, count: int, names: int) -> list[Section]:
-    """Read all sections; their bytes must lie in the file and, together, not exceed it."""
+    """Read all section headers; what they claim must lie in the file."""
     require(count <= MAX_SECTIONS, f"has more than {MAX_SECTIONS} sections")
     headers = [SECTION.unpack_from(data, table + index * SECTION.size) for index in range(count)]
     view = memoryview(data)
-    total_bytes = 0
+    info_bytes = 0
     bodies = []
     for _, kind, _, _, offset, size_bytes, *_ in headers:
         stored_bytes = 0 if kind == SECTION_NOBITS else size_bytes
-        total_bytes += stored_bytes
         require(offset + stored_bytes <= len(data), f"has a section past its end at {offset + stored_bytes}")
-        # Overlapping sections would let a small file cost the time of a large one.
-        require(total_bytes <= len(data), "has sections larger than itself")
+        # ptxas lets equal constant banks share their bytes. Of the sections that are read one by one, sharing
+        # would let a small file cost the time of a large one.
+        info_bytes += stored_bytes if kind == SECTION_CUDA_INFO else 0
+        require(info_bytes <= len(data), "has attributes larger than itself")
         bodies.append(view[offset : offset + stored_bytes])
     require(names < count, "has no section names")
     return [
@@ -234,9 +235,11 @@ def read_resources(by_name: dict[str, Section]) -> dict[tuple[int, int], int]:
 
 def read_kernel(index: int, symbol: str, by_name: dict[str, Section], resources: dict[tuple[int, int], int]) -> Kernel:
     require(f".text.{symbol}" in by_name, f"has no code for kernel {symbol}")
-    require(f".nv.info.{symbol}" in by_name, f"does not describe kernel {symbol}")
+    described = by_name.get(f".nv.info.{symbol}")
+    if described is None or described.kind != SECTION_CUDA_INFO:
+        raise InvalidCubin(f"does not describe kernel {symbol}")
     require((REGISTER_COUNT, index) in resources, f"does not state the registers of kernel {symbol}")
-    attributes = list(read_attributes(by_name[f".nv.info.{symbol}"].data))
+    attributes = list(read_attributes(described.data))
     required = last_block(attributes, REQUIRED_THREADS)
     limit = required or last_block(attributes, MAX_THREADS)
     offsets, sizes = read_parameters(symbol, attributes)

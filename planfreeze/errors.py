@@ -960,3 +960,51 @@ class ScalesDiffer(PlanfreezeError):
             f"to {self.decoded}. A layer served from it would compute with wrong scales. "
             f"Encode the plane again: python -m pydoc planfreeze.kernels.scales.inline"
         )
+
+
+class DuplicateFamily(PlanfreezeError):
+    """Two kernel families have one name."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, known: str, reference: str) -> None:
+        super().__init__(name, known, reference)
+        self.name, self.known, self.reference = name, known, reference
+
+    def __str__(self) -> str:
+        return (
+            f"{self.reference} and {self.known} are both families named {self.name}. A payload names its program by "
+            f"the family's name, so one would be taken for the other. Change the family_name of one payload class"
+        )
+
+
+class UnparsableSource(PlanfreezeError):
+    """The text of a kernel module is not Python that this interpreter reads."""
+
+    exit_code = 3
+
+    def __init__(self, module: str, path: str, reason: str) -> None:
+        super().__init__(module, path, reason)
+        self.module, self.path, self.reason = module, path, reason
+
+    def __str__(self) -> str:
+        return (
+            f"module {self.module} ({self.path}) cannot be parsed: {self.reason}. Its imports belong to the key of every "
+            f"program made from it. Correct it, or see: python -m py_compile {self.path}"
+        )
+
+
+class ToolchainUnreadable(PlanfreezeError):
+    """The files of an installed compiler cannot be listed."""
+
+    exit_code = 6
+
+    def __init__(self, distribution: str, reason: str) -> None:
+        super().__init__(distribution, reason)
+        self.distribution, self.reason = distribution, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.distribution} is installed but {self.reason}. A key covers the content of the compiler, and a part "
+            f"that cannot be hashed is never left out. Run: pip install --force-reinstall {self.distribution}"
+        )

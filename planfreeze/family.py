@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, Literal, TypeVar, cast
 
-from planfreeze.errors import UnknownFamily
+from planfreeze.errors import DuplicateFamily, UnknownFamily
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 
@@ -164,6 +164,11 @@ def family(payload: type[PayloadT], *, version: int) -> Callable[[Callable[[Payl
     """Register the decorated function as the definition of ``payload``'s family.
 
     The function becomes a :class:`Family`; its module and name become the family's reference.
+
+    Raises
+    ------
+    DuplicateFamily
+        Another function is registered under the payload's family name.
     """
 
     def register(define: Callable[[PayloadT, Target], Definition]) -> Family:
@@ -174,7 +179,10 @@ def family(payload: type[PayloadT], *, version: int) -> Callable[[Callable[[Payl
             define=cast("Callable[[Payload, Target], Definition]", define),
             reference=f"{define.__module__}:{define.__name__}",
         )
-        registry[made.name] = made
+        known = registry.setdefault(made.name, made)
+        if known.reference != made.reference:
+            raise DuplicateFamily(made.name, known.reference, made.reference)
+        registry[made.name] = made  # a module that is loaded again replaces its own
         return made
 
     return register
@@ -203,6 +211,8 @@ def load_family(reference: str) -> Family:
         No such module here, or the attribute is not a family.
     """
     module, _, attribute = reference.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UnknownFamily(reference)
     try:
         found = getattr(import_module(module), attribute, None)
     except ImportError as error:

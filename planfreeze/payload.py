@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import MISSING, dataclass, field, fields
-from typing import ClassVar, Self
+from typing import ClassVar, Self, get_origin
 
 import msgpack
 
@@ -10,7 +10,7 @@ from planfreeze.errors import InvalidPayload
 
 __all__ = ["Field", "Payload"]
 
-type_names = {int: "int", bool: "bool", str: "str", tuple: "tuple"}
+FIELD_TYPES: dict[str, type] = {"int": int, "bool": bool, "str": str, "tuple": tuple}
 Field = int | bool | str | tuple["Field", ...]
 
 
@@ -36,8 +36,11 @@ class Payload:
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, value in self.to_fields().items():
-            check_field(self.family_name, name, value)
+        for declared in fields(self):
+            if declared.init:
+                value = getattr(self, declared.name)
+                check_field(self.family_name, declared.name, value)
+                check_declared(self.family_name, declared.name, value, declared.type)
         object.__setattr__(self, "digest", hashlib.sha256(self.encode()).hexdigest())
 
     def to_fields(self) -> dict[str, Field]:
@@ -88,13 +91,31 @@ def check_field(family: str, name: str, value: object) -> None:
     if type(value) is tuple:
         for item in value:
             check_field(family, name, item)
-    elif type(value) not in type_names:
+    elif type(value) not in FIELD_TYPES.values():
         raise InvalidPayload(
             family,
             f"{name} = {value!r} is a {type(value).__name__}; payload fields are int, bool, str or tuples of them",
         )
     elif type(value) is int and not -(2**63) <= value < 2**64:
         raise InvalidPayload(family, f"{name} = {value} does not fit 64 bits")
+    elif type(value) is str and not is_text(value):
+        raise InvalidPayload(family, f"{name} = {value!r} is no text that UTF-8 can hold")
+
+
+def check_declared(family: str, name: str, value: Field, annotation: object) -> None:
+    """Refuse a value of another type than its field is declared with; ``True`` is no int."""
+    if isinstance(annotation, str):
+        annotation = FIELD_TYPES.get(annotation.partition("[")[0])
+    expected = get_origin(annotation) or annotation
+    if isinstance(expected, type) and expected in FIELD_TYPES.values() and type(value) is not expected:
+        raise InvalidPayload(
+            family, f"{name} = {value!r} is a {type(value).__name__}, not the {expected.__name__} it is declared as"
+        )
+
+
+def is_text(value: str) -> bool:
+    """Tell whether a string has no lone surrogates, as undecodable command-line arguments do."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def is_default(value: Field, default: object) -> bool:

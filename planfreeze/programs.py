@@ -60,7 +60,8 @@ class Device:
             raise DeviceMissing(f"there is no cuda:{self.ordinal}; torch sees {torch.cuda.device_count()}")
         self.driver = driver
         self.torch = torch
-        torch.zeros(1, device=f"cuda:{self.ordinal}")  # the primary context now exists
+        self.torch_device = torch.device("cuda", self.ordinal)
+        torch.zeros(1, device=self.torch_device)  # the primary context now exists
         device = CudaDevice(self.ordinal)
         self.name: str = device.name
         self.capability: tuple[int, int] = tuple(device.compute_capability)
@@ -216,8 +217,9 @@ class Program:
     def _check_scalar(self, argument: Argument, value: Any) -> int:
         if type(value) is not int:
             raise self._refuse(argument.name, f"is a {type(value).__name__}, not an int")
-        limit = INTEGER_LIMITS[argument.dtype]
-        if not -limit <= value < limit:
+        if value < 0:
+            raise self._refuse(argument.name, f"= {value} is negative, and no count is")
+        if value >= INTEGER_LIMITS[argument.dtype]:
             raise self._refuse(argument.name, f"= {value} does not fit {argument.dtype}")
         return value
 
@@ -227,8 +229,8 @@ class Program:
             raise self._refuse(argument.name, f"is a {type(value).__name__}, not a torch tensor")
         if value.dtype is not device.dtypes[argument.dtype]:
             raise self._refuse(argument.name, f"has dtype {value.dtype}, not {device.dtypes[argument.dtype]}")
-        if value.device.type != "cuda" or value.device.index != device.ordinal:
-            raise self._refuse(argument.name, f"is on {value.device}, the program on cuda:{device.ordinal}")
+        if value.device != device.torch_device:
+            raise self._refuse(argument.name, f"is on {value.device}, the program on {device.torch_device}")
         if not value.is_contiguous():
             raise self._refuse(
                 argument.name, f"is not contiguous: shape {tuple(value.shape)}, strides {value.stride()}"

@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import linecache
+import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from types import CodeType, ModuleType
 
 import msgpack
 
-from planfreeze.errors import SourceChanged, SourceUnreadable
+from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
 
 __all__ = ["Sources", "check_sources", "hash_source", "load_exactly", "read_sources"]
 
@@ -35,7 +36,9 @@ class Sources:
 
 
 def read_sources(roots: Iterable[str]) -> Sources:
-    """Find and hash the modules that ``roots`` reach by import statements inside their own package.
+    """Find and hash the modules that ``roots`` reach by import statements.
+
+    Followed are the root's own top-level package and the kernels that ship with planfreeze.
 
     Found from the text alone: nothing is imported.
 
@@ -58,11 +61,11 @@ def read_sources(roots: Iterable[str]) -> Sources:
             continue
         text = path.read_bytes()
         digests[name] = hashlib.sha256(text).hexdigest()
-        scope = scope_of(name)
+        scopes = (scope_of(name), KERNELS_SCOPE)
         waiting += [
             found
             for found in (*parents(name), *imported_names(name, text, path.name == "__init__.py"))
-            if found == scope or found.startswith(scope + ".")
+            if any(found == scope or found.startswith(scope + ".") for scope in scopes)
         ]
     return Sources(tuple(sorted(digests.items())))
 
@@ -91,7 +94,7 @@ def hash_source(name: str) -> str:
 
 
 def scope_of(name: str) -> str:
-    """Return the package whose modules count as source of ``name``."""
+    """Return the package that is followed from ``name``."""
     if name.startswith(KERNELS_SCOPE + "."):
         return KERNELS_SCOPE
     return name.partition(".")[0]

@@ -3,7 +3,7 @@
 Global addresses are Int64, shared addresses Int32, both in bytes.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from cutlass import Constexpr, Int32, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -68,8 +68,7 @@ def copy_16(shared, source, size_bytes, is_live, *, loc=None, ip=None):
     Only ``size_bytes`` (Int32, 0..16) are read from global memory; zeros follow them.
     """
     text = (
-        "{\n.reg .pred live;\nsetp.ne.b32 live, $3, 0;\n"
-        "@live cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;\n}"
+        "{\n.reg .pred live;\nsetp.ne.b32 live, $3, 0;\n@live cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;\n}"
     )
     emit([], [shared, source, size_bytes, is_live], text, "r,l,r,r,~{memory}", loc=loc, ip=ip)
 
@@ -77,10 +76,7 @@ def copy_16(shared, source, size_bytes, is_live, *, loc=None, ip=None):
 @dsl_user_op
 def copy_4(shared, source, is_live, *, loc=None, ip=None):
     """Start copying 4 bytes from global to shared memory, where ``is_live`` (Int32) is not zero."""
-    text = (
-        "{\n.reg .pred live;\nsetp.ne.b32 live, $2, 0;\n"
-        "@live cp.async.ca.shared.global [$0], [$1], 4;\n}"
-    )
+    text = "{\n.reg .pred live;\nsetp.ne.b32 live, $2, 0;\n@live cp.async.ca.shared.global [$0], [$1], 4;\n}"
     emit([], [shared, source, is_live], text, "r,l,r,~{memory}", loc=loc, ip=ip)
 
 

@@ -4,6 +4,7 @@ Shared addresses are ``Int32`` offsets in the shared window, global addresses ``
 memory or barriers are volatile and keep their order; arithmetic is not, so that unused results disappear.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -207,13 +208,13 @@ def start_products(fragments, descriptor, *, loc=None, ip=None):
     lines = ["{", ".reg .pred accumulate;", "setp.ne.b32 accumulate, 0, 0;", "wgmma.fence.sync.aligned;"]
     for first in range(0, count, 4):
         results = ",".join(f"${first + i}" for i in range(4))
-        operands = ",".join(f"${count + first + i}" for i in range(4))
+        fragment = ",".join(f"${count + first + i}" for i in range(4))
         lines.append(
-            f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{{results}}}, {{{operands}}}, "
+            f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{{results}}}, {{{fragment}}}, "
             f"${2 * count}, accumulate, 1, 1;"
         )
     lines += ["wgmma.commit_group.sync.aligned;", "}"]
-    operands = [word for fragment in fragments for word in fragment] + [descriptor]
+    operands = [word for words in fragments for word in words] + [descriptor]
     constraints = ",".join(["=f"] * count + ["r"] * count + ["l", "~{memory}"])
     values = emit([T.f32()] * count, operands, "\n".join(lines), constraints, loc=loc, ip=ip)
     return [[Float32(value) for value in values[first : first + 4]] for first in range(0, count, 4)]

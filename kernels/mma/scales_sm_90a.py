@@ -1,11 +1,12 @@
 """Staging of first-projection scales on sm_90a: 64 up rows and the same 64 gate rows a stage, native or inline.
 
-Both storages have the same methods, so that a kernel is written once: ``locate`` finds a task's scales, ``copy`` starts the
-copies of one step and ``rebuild`` turns what has landed into the fp32 plane. ``addresses`` are the kernel's scale parameters.
+Both storages have the same methods, so that a kernel is written once: ``locate`` finds a task's scales, ``copy``
+starts the copies of one step, ``rebuild`` turns what has landed into the fp32 plane. ``addresses`` are the kernel's
+scale parameters.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-from cutlass import Int32, Int64, Uint32, const_expr, cute
+from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_native
@@ -29,17 +30,16 @@ class NativeHalves:
         self.pipeline = pipeline
         self.group_bytes = intermediate * hidden // 32
         self.row_tile_bytes = 128 * hidden // 32
-        self.has_short_tile = intermediate % 128 != 0
-        self.last_half = intermediate // 64 - 1
+        # The 64-row tile that is a tile of its own in the plane, or none.
+        self.short_tile = intermediate // 64 - 1 if intermediate % 128 else -1
 
     @cute.jit
     def locate(self, addresses, expert, half_tile):
         """Return the address of the first up words of a 64-row tile and the distance of its steps, both Int64."""
         first = Int64(half_tile >> 1) * self.row_tile_bytes + Int64(half_tile & 1) * (NATIVE_SCALE_BYTES // 2)
         step = Int64(NATIVE_SCALE_BYTES)
-        if const_expr(self.has_short_tile):
-            if half_tile == self.last_half:
-                step = Int64(NATIVE_SCALE_BYTES // 2)
+        if half_tile == self.short_tile:
+            step = Int64(NATIVE_SCALE_BYTES // 2)
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
     def copy(self, stage, addresses, source, expert, half_tile, step):
@@ -49,9 +49,7 @@ class NativeHalves:
         size_bytes = Int32(NATIVE_SCALE_BYTES // 2)
         ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
-        ptx.copy_bulk(
-            target + NATIVE_SCALE_BYTES // 2, source + Int64(self.group_bytes), size_bytes, landed
-        )
+        ptx.copy_bulk(target + NATIVE_SCALE_BYTES // 2, source + Int64(self.group_bytes), size_bytes, landed)
 
     def load_bases(self, stage, lane):
         """Native words need no bases."""
@@ -102,9 +100,7 @@ class InlineHalves:
             base = addresses[1] + self.row_block(expert, half_tile) * BASE_BYTES
             base = base + Int64(half_tile & 1) * (BASE_BYTES // 2)
             ptx.copy_bulk(base_target, base, base_bytes, landed)
-            ptx.copy_bulk(
-                base_target + BASE_BYTES // 2, base + Int64(self.row_tiles * BASE_BYTES), base_bytes, landed
-            )
+            ptx.copy_bulk(base_target + BASE_BYTES // 2, base + Int64(self.row_tiles * BASE_BYTES), base_bytes, landed)
 
     def load_bases(self, stage, lane):
         """Load the bases of the lane's four slots from the stage of a task's first step."""

@@ -1,14 +1,16 @@
 """Tile product of sm_120a: block-scaled mma of E4M3 activations (16 rows) and E2M1 weights (8 columns), K 32.
 
-Fragments (PTX ISA, warp-level matrix instructions, m16n8k32 with 8-bit elements): with q = lane / 4 and c = lane % 4, byte
-``i`` of the first register of a row is K 4c+i of the instruction, of the second 16+4c+i. The K of both operands may be
-permuted alike: here lane c holds the real K 8c..8c+7, the even ones in the first register, the odd ones in the second, so
-that a word of eight weights becomes both registers by two shifts and two masks.
+Fragments (PTX ISA, warp-level matrix instructions, m16n8k32 with 8-bit elements): with q = lane / 4 and c = lane % 4,
+byte ``i`` of the first register of a row is K 4c+i of the instruction, of the second 16+4c+i. The K of both operands
+may be permuted alike: here lane c holds the real K 8c..8c+7, the even ones in the first register, the odd ones in the
+second, so that a word of eight weights becomes both registers by two shifts and two masks.
+
+Compiled and run on an emulator of the instruction, never on a device.
 
 The functions of plain arithmetic take DSL words and numpy arrays alike.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -41,6 +43,17 @@ def spread(selectors):
 
 
 @dsl_user_op
+def replicate(word, byte: Constexpr, *, loc=None, ip=None):
+    """Return a word of four times one byte of ``word``.
+
+    Volatile, so that it is not moved out of the loop: one instruction is cheaper than a register for each byte.
+    """
+    text = f"prmt.b32 $0, $1, 0, {0x1111 * byte:#06x};"
+    (replicated,) = emit([T.i32()], [word], text, "=r,r", loc=loc, ip=ip)
+    return Uint32(replicated)
+
+
+@dsl_user_op
 def activation_registers(low, high, *, loc=None, ip=None):
     """Return the even and the odd bytes of eight E4M3 activations in K order."""
     registers = []
@@ -51,9 +64,7 @@ def activation_registers(low, high, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def scaled_product(
-    activations, weights, activation_scale, weight_scale, byte: Constexpr, *, loc=None, ip=None
-):
+def scaled_product(activations, weights, activation_scale, weight_scale, byte: Constexpr, *, loc=None, ip=None):
     """Multiply one K32 group from a zero accumulator.
 
     Parameters
@@ -116,10 +127,10 @@ def rebuild_words(block, bases, slot, raw):
     The header is the same for all threads, so both branches are uniform. Base bytes are at most 254: no carry.
     """
     selectors = load_shared(block + (slot >> 3) * 4) >> Uint32((slot & 4) * 4)
-    word0 = (bases & 255) * 0x01010101 + spread(selectors & 15)
-    word1 = ((bases >> 8) & 255) * 0x01010101 + spread((selectors >> 4) & 15)
-    word2 = ((bases >> 16) & 255) * 0x01010101 + spread((selectors >> 8) & 15)
-    word3 = (bases >> 24) * 0x01010101 + spread((selectors >> 12) & 15)
+    word0 = replicate(bases, 0) + spread(selectors & 15)
+    word1 = replicate(bases, 1) + spread((selectors >> 4) & 15)
+    word2 = replicate(bases, 2) + spread((selectors >> 8) & 15)
+    word3 = replicate(bases, 3) + spread((selectors >> 12) & 15)
     header = load_shared(block + HEADER)
     if header != 0:
         if Int32(header) < 0:

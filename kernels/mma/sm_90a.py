@@ -1,17 +1,18 @@
 """Tile product of MXFP4 weights and MXFP8 activations on sm_90a, and the rebuild of weight scales to fp32.
 
 Weights are the M operand of wgmma, out of registers: E2M1 codes become E4M3 bytes of 1/64 of their value by bit
-placement alone. Tokens are the N operand. Every K32 group is a product of its own from a zero accumulator, rescaled in
-fp32: ``sum = fma(product * activation_scale, weight_scale, sum)``; the factor 64 is applied once, by the epilogue.
+placement alone. Tokens are the N operand. Every K32 group is a product of its own from a zero accumulator, rescaled
+in fp32: ``sum = fma(product * activation_scale, weight_scale, sum)``; the epilogue applies the factor 64 once.
 
-A stage has 128 weight rows. In slot order (``slot = 32 * warp + 4 * quad + nt`` for row ``32 * warp + 8 * nt + quad``)
-consumer warp ``w``, lane ``4 * quad + c`` owns slots ``32 * w + 4 * quad .. + 3``: it decodes their weights for
-K ``8 * c .. 8 * c + 7`` of each K32 group, and receives their results for tokens ``2 * c`` and ``2 * c + 1``. The producer's
-lane ``l`` rebuilds slots ``4 * l .. 4 * l + 3``.
+A stage has 128 weight rows. In slot order (``slot = 32*warp + 4*quad + nt`` for row ``32*warp + 8*nt + quad``)
+lane ``4*quad + c`` of consumer warp ``w`` owns slots ``32*w + 4*quad`` to ``+ 3``: it decodes their weights for K
+``8*c`` to ``8*c + 7`` of each K32 group, and receives their results for tokens ``2*c`` and ``2*c + 1``. Lane ``l`` of
+the producer rebuilds slots ``4*l`` to ``4*l + 3``.
 
 Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments and matrix descriptor.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
@@ -55,9 +56,9 @@ def arrange_fragments(words):
 def row_descriptor(address):
     """Describe one activation row of K128 as an N operand of eight rows, of which only the first means anything.
 
-    Without swizzle an operand is made of 8-row by 16-byte blocks; putting the next block of K only 16 bytes further makes
-    row 0 contiguous. Rows 1 to 7 are then whatever follows (112 bytes past the row are read), and only
-    ever reach result columns 1 to 7.
+    Without swizzle an operand is made of 8-row by 16-byte blocks; putting the next block of K only 16 bytes further
+    makes row 0 contiguous. Rows 1 to 7 are then whatever follows (112 bytes past the row are read), and reach only
+    result columns 1 to 7. Both strides of the descriptor say 16 bytes; eight rows need only one.
     """
     low = Int64((address & Int32(0x3FFFF)) >> 4)
     return low | Int64((1 << 32) | (1 << 16))
@@ -66,8 +67,8 @@ def row_descriptor(address):
 def multiply_row(pipeline, stage, weight_offset, scale_offset, column_stride, sums):
     """Add the products of a stage's weights and its one activation row to the sums of this lane's four rows.
 
-    Offsets are this lane's, in the stage; ``column_stride`` is the distance of K32 groups in the weights. Two groups are in
-    flight; the stage is free for the producer once the last one is finished.
+    Offsets are this lane's, in the stage; ``column_stride`` is the distance of K32 groups in the weights. Two groups
+    are in flight; the stage is free for the producer once the last one is finished.
     """
     descriptor = row_descriptor(stage + pipeline.activations)
     activation_scales = ptx.load_shared_f32x4(stage + pipeline.activation_scales)
@@ -117,9 +118,7 @@ def rebuild_native(lane, staged, scales):
 
 
 @cute.jit
-def rebuild_inline(
-    lane: Int32, half: Int32, bases: Uint32, staged: Int32, raw: Int64, scales: Int32
-):
+def rebuild_inline(lane: Int32, half: Int32, bases: Uint32, staged: Int32, raw: Int64, scales: Int32):
     """Turn the staged tile blocks of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
     ``half`` says which 64 slots of a tile the stage covers, ``bases`` holds the lane's four row bases, ``raw`` is the

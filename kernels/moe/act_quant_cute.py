@@ -1,6 +1,6 @@
 """Kernel of family ``act_quant``."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -22,7 +22,8 @@ class ActQuant:
     """Quantise bf16 rows to E4M3 with one power-of-two scale per 32 values.
 
     Math: ``byte`` = exponent field of ``amax * (1/448)`` in fp32, rounded up to a power of two; value = E4M3, nearest
-    even, of ``x * 2^(127-byte)``. A block of zeros has byte 127; a block with an infinity or a NaN byte 255 and payload 0x7F.
+    even, of ``x * 2^(127-byte)``. A block of zeros has byte 127; a block with an infinity or a NaN has byte 255 and
+    payload 0x7F.
 
     Layouts: ``x`` bf16 ``(tokens, hidden)``, ``a8`` ``(tokens, hidden)`` bytes, ``a_scale`` ``(tokens, hidden / 32)``
     bytes, or f32 ``byte << 23``; rows contiguous, all 16-byte aligned. In paired order each group of 32 holds, at 4c+i

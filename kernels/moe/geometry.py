@@ -6,7 +6,8 @@ Clearing of padding
 -------------------
 The intermediate of a layer with N columns is stored ``padded_width(N)`` columns wide. Columns from N on hold zero
 payload and zero scales, and the kernel that writes the last row tile of the intermediate (``micro_act`` or
-``split_fc1``) is the one that clears them, in every row it writes. Readers (``micro_fc2``, ``split_fc2``) rely on it and clear nothing.
+``split_fc1``) is the one that clears them, in every row it writes. Readers (``micro_fc2``, ``split_fc2``) rely on it
+and clear nothing.
 ``projections`` and route rows have no padding columns.
 """
 

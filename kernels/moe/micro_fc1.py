@@ -1,7 +1,8 @@
 """Family ``micro_fc1``: first projection of a few tokens, one activation row per route.
 
-``projections[pair] = bf16(alpha[e] * (W13[e] @ activations[pair // top_k]))`` with ``e = topk_ids[pair]``. Routes with an
-expert id outside 0..experts-1 are skipped: their rows of ``projections`` stay as they were. Gate columns come first.
+``projections[pair] = bf16(alpha[e] * (W13[e] @ activations[pair // top_k]))`` with ``e = topk_ids[pair]``. Routes
+with an expert id outside 0..experts-1 are skipped: their rows of ``projections`` stay as they were. Gate columns come
+first.
 """
 
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class MicroFc1Payload(Payload):
 
     def __post_init__(self) -> None:
         # A slotted dataclass is a second class object, so super() without arguments does not work here.
-        super(MicroFc1Payload, self).__post_init__()  # noqa: UP008
+        super(MicroFc1Payload, self).__post_init__()
         reason = explain_refusal(self)
         if reason:
             raise InvalidPayload(self.family_name, reason)
@@ -83,9 +84,7 @@ def explain_refusal(payload: MicroFc1Payload) -> str | None:
 
 def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
     """Return the shared memory of the sm_90a kernels: one activation row of K128 and its four fp32 scales a stage."""
-    return Pipeline(
-        stages=STAGES_SM_90A, is_inline=csf_inline, activation_bytes=128, activation_scale_bytes=16
-    )
+    return Pipeline(stages=STAGES_SM_90A, is_inline=csf_inline, activation_bytes=128, activation_scale_bytes=16)
 
 
 @family(MicroFc1Payload, version=1)
@@ -115,6 +114,7 @@ def arguments(payload: MicroFc1Payload, target: Target) -> tuple[Argument, ...]:
     def tokens(scalars: Scalars) -> int:
         return ceil_div(scalars["pairs"], payload.top_k)
 
+    scales: tuple[Argument, ...]
     if payload.csf_inline:
         scales = (
             pointer("tiles", "u8", lambda s: s["experts"] * tile_bytes),
@@ -169,9 +169,7 @@ def launch_sm_90a(csf_inline: bool) -> LaunchInfo:
 
 def launch_sm_120a(csf_inline: bool) -> LaunchInfo:
     # The stage has the same size for both kinds of scale storage.
-    return LaunchInfo(
-        block=(128, 1, 1), shared_bytes=SHARED_BYTES_SM_120A, min_blocks=4, carveout_percent=100
-    )
+    return LaunchInfo(block=(128, 1, 1), shared_bytes=SHARED_BYTES_SM_120A, min_blocks=4, carveout_percent=100)
 
 
 LAUNCHES = {"sm_90a": launch_sm_90a, "sm_120a": launch_sm_120a}

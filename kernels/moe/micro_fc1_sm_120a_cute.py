@@ -1,6 +1,6 @@
 """Kernel of family ``micro_fc1`` for sm_120a."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
@@ -45,6 +45,9 @@ BASE_BYTES = 128
 # a block of inline storage takes 96). Weights and scales start at multiples of 128.
 ACTIVATION_SCALE, WEIGHTS, SCALES, STAGE_BYTES = 64, 128, 4224, 4736
 SHARED_BYTES = STAGES * STAGE_BYTES
+ACTIVATION_COPIERS = STAGE_K // 16
+"""Threads that copy activations; the next one copies their scale word."""
+FIRST_SCALE_COPIER = 32
 
 
 class MicroFc1:
@@ -55,14 +58,14 @@ class MicroFc1:
     with an id outside 0..experts-1 are skipped: their rows are not written.
 
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in K order, ``a_scale`` u8 ``(tokens, hidden / 32)``, ``w13`` packed
-    words; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids`` ``(pairs,)``, ``alpha`` f32
-    ``(experts,)``, ``projections`` bf16 ``(pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and ``experts``.
-    Tensors are 16-byte aligned, ids and factors to their own size.
+    words; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids``
+    ``(pairs,)``, ``alpha`` f32 ``(experts,)``, ``projections`` bf16 ``(pairs, 2 * intermediate)``, gate columns first;
+    then ``pairs`` and ``experts``. Tensors are 16-byte aligned, ids and factors to their own size.
 
-    Tiles: 128 threads, N128 x K64 a stage, 4 stages of 4736 bytes (18,944 in all), filled by cp.async three ahead. Warp w
-    multiplies rows 32w..32w+31; the one activation row stands in all 16 rows of the product. Scale words are taken
-    once per K128, in its even stage. In the last tile of a half with 64 rows, warps 2 and 3 multiply zeros. Persistent
-    blocks stride over the tasks. sm_120a.
+    Tiles: 128 threads, N128 x K64 a stage, 4 stages of 4736 bytes (18,944 in all), filled by cp.async three ahead.
+    Warp w multiplies rows 32w..32w+31; the one activation row stands in all 16 rows of the product. Scale words are
+    taken once per K128, in its even stage. In the last tile of a half with 64 rows, warps 2 and 3 multiply zeros.
+    Persistent blocks stride over the tasks. sm_120a; run on an emulator, never on a device.
 
     Parameters
     ----------
@@ -154,6 +157,8 @@ class MicroFc1:
             block = (expert * (2 * self.tiles) + Int64(tile)) * BASE_BYTES
             bases = Uint32(load_global_i32(parameters[4] + block + Int64(slot)))
             raw = parameters[5]
+        alpha, projections = parameters[-4:-2]
+        factor = load_global_f32(alpha + expert * 4)
         sums = cute.make_rmem_tensor((8,), Float32)
         for i in cutlass.range_constexpr(8):
             sums[i] = Float32(0.0)
@@ -178,60 +183,47 @@ class MicroFc1:
                         scales = rebuild_words(staged + SCALES, bases, slot, raw)
                     else:
                         scales = stage_words(staged + SCALES, warp * 32 + quad)
-                for j in cutlass.range_constexpr(STAGE_K // GROUP):
-                    low, high = load_shared_x2(staged + GROUP * j + 8 * column)
-                    even, odd = activation_registers(low, high)
-                    words = load_shared_x4(staged + WEIGHTS + 2048 * j + thread * 16)
-                    for nt in cutlass.range_constexpr(4):
-                        part = scaled_product(
-                            (even, even, odd, odd),
-                            weight_registers(words[nt]),
-                            activation_scale,
-                            scales[nt],
-                            half * 2 + j,
-                        )
-                        sums[2 * nt] = sums[2 * nt] + part[0]
-                        sums[2 * nt + 1] = sums[2 * nt + 1] + part[1]
-        self.store(parameters, sums, expert, pair, group, row + warp * 32, quad, column)
+                self.multiply(staged, sums, activation_scale, scales, 2 * half, thread)
+        self.store(projections, sums, factor, pair, group, row + warp * 32, quad, column)
 
     @cute.jit
     def locate(self, parameters, expert, pair, tile, row, height, thread):
-        """Return what this thread copies: source addresses at K 0, bytes to read and liveness, and the tile's height."""
+        """Return what this thread copies: the source of its weights and of one smaller piece, and their sizes.
+
+        The smaller piece is 16 bytes of activations (threads 0..3), their scale word (thread 4) or 16 bytes of weight
+        scales (warp 1); it advances by ``step`` bytes a K128 and lands ``offset`` bytes into the stage.
+        """
         a8, a_scale, w13, scales = parameters[:4]
         token = Int64(Uint32(pair) // Uint32(self.top_k))
         first_row = expert * (2 * self.intermediate) + Int64(row)
-        activations = a8 + token * self.hidden + Int64(thread * 16)
-        activation_scales = a_scale + token * (self.hidden // GROUP)
         weights = w13 + first_row * (self.hidden // 2) + Int64(thread * 16)
-        # Scales are copied by warp 1: warp 0 copies activations.
-        part = thread - 32
-        if cutlass.const_expr(self.csf_inline):
-            block = (expert * (2 * self.tiles) + Int64(tile)) * (self.hidden // 128 * BLOCK_BYTES)
-            scale_source = scales + block + Int64(part * 16)
-            is_scale_copier = Int32(part >= 0) & Int32(part < BLOCK_BYTES // 16)
-            scale_bytes = Int32(16)
-        else:
-            scale_source = scales + first_row * (self.hidden // GROUP) + Int64(part * 16)
-            is_scale_copier = Int32(part >= 0) & Int32(part < ROW_TILE // 4)
-            scale_bytes = Int32(part * 4 < height) * 16
         weight_bytes = Int32(thread < height) * 16
-        return (
-            (activations, activation_scales, weights, scale_source),
-            (weight_bytes, scale_bytes, is_scale_copier, height, thread),
-        )
+
+        piece = a8 + token * self.hidden + Int64(thread * 16)
+        piece_bytes = Int32(16)
+        step = Int32(128)
+        offset = thread * 16
+        if thread == ACTIVATION_COPIERS:
+            piece = a_scale + token * (self.hidden // GROUP)
+            step = Int32(4)
+        if thread >= FIRST_SCALE_COPIER:
+            part = thread - FIRST_SCALE_COPIER
+            offset = SCALES + part * 16
+            if cutlass.const_expr(self.csf_inline):
+                block = expert * (2 * self.tiles) + Int64(tile)
+                piece = scales + block * (self.hidden // 128 * BLOCK_BYTES) + Int64(part * 16)
+                step = Int32(BLOCK_BYTES)
+            else:
+                piece = scales + first_row * (self.hidden // GROUP) + Int64(part * 16)
+                piece_bytes = Int32(part * 4 < height) * 16
+                step = height * 4
+        return weights, piece, weight_bytes, piece_bytes, step, offset, height, thread
 
     @cute.jit
-    def start_stage(self, target, sources, stage, has_scales: cutlass.Constexpr):
+    def start_stage(self, target, sources, stage, is_even: cutlass.Constexpr):
         """Start this thread's copies of K64 slice ``stage`` to ``target``; past the end of K, none."""
-        activations, activation_scales, weights, scales = sources[0]
-        weight_bytes, scale_bytes, is_scale_copier, height, thread = sources[1]
+        weights, piece, weight_bytes, piece_bytes, step, offset, height, thread = sources
         is_live = Int32(stage < self.hidden // STAGE_K)
-        copy_16(
-            target + thread * 16,
-            activations + Int64(stage * STAGE_K),
-            Int32(16),
-            is_live & Int32(thread < STAGE_K // 16),
-        )
         slice_weights = weights + Int64(stage * (height * (STAGE_K // 2)))
         for j in cutlass.range_constexpr(STAGE_K // GROUP):
             copy_16(
@@ -240,29 +232,33 @@ class MicroFc1:
                 weight_bytes,
                 is_live,
             )
-        if cutlass.const_expr(has_scales):
-            tile = stage // STAGES_PER_TILE
-            copy_4(
-                target + ACTIVATION_SCALE,
-                activation_scales + Int64(tile * 4),
-                is_live & Int32(thread == STAGE_K // 16),
-            )
-            tile_bytes = height * 4
-            if cutlass.const_expr(self.csf_inline):
-                tile_bytes = Int32(BLOCK_BYTES)
-            copy_16(
-                target + SCALES + (thread - 32) * 16,
-                scales + Int64(tile * tile_bytes),
-                scale_bytes,
-                is_live & is_scale_copier,
-            )
+        source = piece + Int64(stage // STAGES_PER_TILE * step)
+        is_copier = Int32(thread < ACTIVATION_COPIERS)
+        if cutlass.const_expr(is_even):
+            last = FIRST_SCALE_COPIER + (BLOCK_BYTES // 16 if self.csf_inline else ROW_TILE // 4)
+            is_copier = is_copier | (Int32(thread >= FIRST_SCALE_COPIER) & Int32(thread < last))
+            copy_4(target + ACTIVATION_SCALE, source, is_live & Int32(thread == ACTIVATION_COPIERS))
+        else:
+            source = source + STAGE_K
+        copy_16(target + offset, source, piece_bytes, is_live & is_copier)
 
     @cute.jit
-    def store(self, parameters, sums, expert, pair, group, row, quad, column):
+    def multiply(self, staged, sums, activation_scale, scales, byte: cutlass.Constexpr, thread):
+        """Add the products of one stage; ``byte`` is the first byte of the scale words that applies."""
+        for j in cutlass.range_constexpr(STAGE_K // GROUP):
+            low, high = load_shared_x2(staged + GROUP * j + 8 * (thread & 3))
+            even, odd = activation_registers(low, high)
+            words = load_shared_x4(staged + WEIGHTS + 2048 * j + thread * 16)
+            for nt in cutlass.range_constexpr(4):
+                registers = weight_registers(words[nt])
+                part = scaled_product((even, even, odd, odd), registers, activation_scale, scales[nt], byte + j)
+                sums[2 * nt] = sums[2 * nt] + part[0]
+                sums[2 * nt + 1] = sums[2 * nt + 1] + part[1]
+
+    @cute.jit
+    def store(self, projections, sums, factor, pair, group, row, quad, column):
         """Write the warp's 32 columns from the lanes of quad 0: all rows of the product are the same row."""
-        alpha, projections = parameters[-4:-2]
         if quad == 0 and row < self.intermediate:
-            factor = load_global_f32(alpha + expert * 4)
             # Rows are up, then gate; columns are gate, then up.
             first = Int64(pair) * (2 * self.intermediate) + Int64((1 - group) * self.intermediate + row)
             target = projections + (first + Int64(2 * column)) * 2

@@ -27,16 +27,16 @@ class MicroFc1:
     token = pair / top_k. Every group of 32 K is a product of its own, rescaled and added in fp32, in K order; every
     operation is rounded on its own. Routes with an id outside 0..experts-1 are skipped: their rows are not written.
 
-    Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``, ``w13``
-    32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the native plane, or with
-    ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids`` ``(pairs,)``, ``alpha`` f32 ``(experts,)``, ``projections`` bf16
-    ``(pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and ``experts``. Tensors are 16-byte aligned, ids to
-    their own size.
+    Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``,
+    ``w13`` 32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the
+    native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids`` ``(pairs,)``, ``alpha`` f32
+    ``(experts,)``, ``projections`` bf16 ``(pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and
+    ``experts``. Tensors are 16-byte aligned, ids to their own size.
 
-    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills a ring
-    of 4 stages of K128 by bulk copies, and rebuilds the staged scales to fp32 ``lag`` steps later, so that both kinds of scale storage
-    reach the very same instructions of the other warps. 44,032 bytes of shared memory (inline: 43,008) and at most 96 registers for 4 blocks
-    per SM. Persistent blocks stride over the tasks, pair-major. sm_90a.
+    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
+    a ring of 4 stages of K128 by bulk copies, and rebuilds the staged scales to fp32 ``lag`` steps later, so that both
+    kinds of scale storage reach the very same instructions of the other warps. 44,032 bytes of shared memory (inline:
+    43,008) and at most 96 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major. sm_90a.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class MicroFc1:
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
-        return "sm_90a"
+        return "MicroFc1"
 
     @cute.jit
     def __call__(self, *arguments):
@@ -209,9 +209,7 @@ class MicroFc1:
                     sums[nt] = Float32(0.0)
                 for _ in cutlass.range(0, self.steps, 1, unroll=1):
                     ptx.wait(stage + self.pipeline.full, parity)
-                    mma.multiply_row(
-                        self.pipeline, stage, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, sums
-                    )
+                    mma.multiply_row(self.pipeline, stage, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, sums)
                     stage, parity = mma.advance(self.pipeline, shared, stage, parity)
                 if (lane & 3) == 0:
                     pair, tile = self.split_task(task)

@@ -86,9 +86,5 @@ def list_micro(sharded: ShardedModel, id_types: tuple[IdType, ...], *, csf_inlin
 def list_expansions(sharded: ShardedModel) -> Iterator[Payload]:
     """List the expansions of both projections: W13 has a row group of up and one of gate rows, W2 has one."""
     model, columns = sharded.model, sharded.intermediate
-    yield ExpandPayload(
-        experts=model.experts, rows=2 * columns, columns=model.hidden // GROUP, group_rows=columns
-    )
-    yield ExpandPayload(
-        experts=model.experts, rows=model.hidden, columns=columns // GROUP, group_rows=model.hidden
-    )
+    yield ExpandPayload(experts=model.experts, rows=2 * columns, columns=model.hidden // GROUP, group_rows=columns)
+    yield ExpandPayload(experts=model.experts, rows=model.hidden, columns=columns // GROUP, group_rows=model.hidden)

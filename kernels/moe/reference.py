@@ -1,4 +1,4 @@
-"""What the MoE kernels must compute: exact quantisation in torch, products in float64. Works on CPU and CUDA tensors."""
+"""What the MoE kernels must compute: exact quantisation in torch, products in float64. For CPU and CUDA tensors."""
 
 import torch
 from torch import Tensor
@@ -71,13 +71,21 @@ def activation_scales(scales: Tensor, arch: str) -> Tensor:
 
 def scale_values(scales: Tensor) -> Tensor:
     """Return 2^(byte-127) in float64; byte 0 counts as 0.0, byte 255 is NaN."""
-    values = torch.ldexp(torch.ones((), dtype=torch.float64, device=scales.device), scales.to(torch.int32) - 127)
+    # 1023 is the exponent bias of float64: the scale is written as the exponent field, hence exact.
+    values = ((scales.to(torch.int64) + (1023 - 127)) << 52).view(torch.float64)
     values = torch.where(scales == 0, 0.0, values)
     return torch.where(scales == 255, torch.nan, values)
 
 
 def dequantise_mxfp4(codes: Tensor, scales: Tensor) -> Tensor:
-    """Return float64 ``(..., K)`` of E2M1 codes ``(..., K / 2)``, even K in the low nibble, and E8M0 bytes ``(..., K / 32)``.
+    """Return float64 ``(..., K)`` of E2M1 codes and their E8M0 bytes.
+
+    Parameters
+    ----------
+    codes : Tensor
+        ``(..., K / 2)`` uint8, even K in the low nibble.
+    scales : Tensor
+        ``(..., K / 32)`` uint8.
 
     Raises
     ------
@@ -98,9 +106,7 @@ def dequantise_mxfp8(payload: Tensor, scales: Tensor) -> Tensor:
     return (elements.unflatten(-1, (-1, GROUP)) * scale_values(scales).unsqueeze(-1)).flatten(-2)
 
 
-def micro_fc1(
-    x: Tensor, codes: Tensor, scales: Tensor, topk_ids: Tensor, *, alpha: Tensor | None = None
-) -> Tensor:
+def micro_fc1(x: Tensor, codes: Tensor, scales: Tensor, topk_ids: Tensor, *, alpha: Tensor | None = None) -> Tensor:
     """Compute the first projection of every route with the roundings of the micro kernels.
 
     Parameters

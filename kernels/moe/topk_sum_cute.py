@@ -1,8 +1,8 @@
 """Kernel of family ``topk_sum``."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
-from cutlass import Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma.memory import pack_bf16, store_global_x4
@@ -19,8 +19,8 @@ class TopkSum:
 
     Math: ``out[t] = bf16(((r0 + r1) + r2) + ...)``, ``rj = route_output[t * top_k + j]``.
 
-    Layouts: ``route_output`` bf16 ``(tokens * top_k, hidden)``, ``out`` bf16 ``(tokens, hidden)``, rows contiguous, 16-byte
-    aligned. A thread has eight columns of one token. No shared memory. sm_90a and sm_120a.
+    Layouts: ``route_output`` bf16 ``(tokens * top_k, hidden)``, ``out`` bf16 ``(tokens, hidden)``, rows contiguous,
+    16-byte aligned. A thread has eight columns of one token. No shared memory. sm_90a and sm_120a.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class TopkSum:
             # Unsigned 32-bit division by a constant; a launch never has 2^32 vectors of 16 bytes.
             token = Int64(Uint32(vector) // Uint32(vectors))
             source = route_output + (token * ((self.top_k - 1) * vectors) + vector) * 16
-            sums = None
+            sums: list[Float32] = []
             for first in cutlass.range_constexpr(0, self.top_k, ROUTES_IN_FLIGHT):
                 last = min(first + ROUTES_IN_FLIGHT, self.top_k)
                 routes = [load_global_x4(source + j * (self.hidden * 2)) for j in range(first, last)]
@@ -71,7 +71,7 @@ def add_routes(sums, routes):
     """Add rows of eight bf16 to eight f32 sums, in order; the first row of all is taken as it is."""
     for words in routes:
         values = unpack(words)
-        sums = values if sums is None else [a + b for a, b in zip(sums, values, strict=True)]
+        sums = values if not sums else [a + b for a, b in zip(sums, values, strict=True)]
     return sums
 
 

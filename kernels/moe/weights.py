@@ -2,9 +2,9 @@
 
 Logical codes are one byte per two K elements, ``[experts, rows, K/2]`` uint8, the even K in the low nibble. A plane is
 the same number of bytes in another order. One 32-bit word holds eight consecutive K of one row; words follow each
-other by row group, row tile, K128 tile, K32 group ``j``, 32-row chunk ``m``, lane ``4*q + c`` and ``nt``, where the row in the tile is
-``32*m + 8*nt + q`` and the word starts at K ``128*k + 32*j + 8*c``. A lane's 16 bytes are therefore the four rows whose
-scales it needs. The last row tile may have 64 rows, the last K tile 64 elements.
+other by row group, row tile, K128 tile, K32 group ``j``, 32-row chunk ``m``, lane ``4*q + c`` and ``nt``, where the
+row in the tile is ``32*m + 8*nt + q`` and the word starts at K ``128*k + 32*j + 8*c``. A lane's 16 bytes are therefore
+the four rows whose scales it needs. The last row tile may have 64 rows, the last K tile 64 elements.
 """
 
 from collections.abc import Iterator
@@ -138,7 +138,7 @@ def unpack(words: Tensor, found: ArchLayout, *, rows: int, k: int, groups: int, 
 
 
 def tile_views(codes: Tensor, words: Tensor, group_rows: int, row_tile: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of equally shaped views of one expert: the codes and the words of all tiles of one height and width."""
+    """Yield equally shaped views of one expert's codes and words, for all tiles of one height and width at a time."""
     rows, row_bytes = codes.shape
     groups = rows // group_rows
     by_group = codes.view(groups, group_rows, row_bytes)

@@ -53,7 +53,7 @@ class Attempt:
 
 Report = Callable[[Attempt], None]
 Release = Callable[[], None]
-Describe = Callable[[tuple[Any, ...], dict[str, Any]], Attempt]
+Describe = Callable[[tuple[Any, ...], dict[str, Any]], Attempt | None]
 
 
 def user_location(definition: str) -> str:

@@ -3,10 +3,12 @@
 What counts as an attempt: every ``cute.compile``, which never uses a cache, and every call of a ``@cute.jit``
 function from Python, which traces and lowers before it looks into a cache. Calling what ``cute.compile`` returned,
 or a loaded object, lowers nothing and is allowed.
+
+Not seen: MLIR passes run through the private bindings in ``cutlass._mlir``.
 """
 
 import sys
-from types import FrameType
+from contextlib import suppress
 from typing import Any
 
 from planfreeze.guard.attempts import Attempt, definition_of, user_location
@@ -14,8 +16,8 @@ from planfreeze.guard.roads import Door, Road, watch_doors
 
 __all__ = ["road"]
 
-# gate, enter, describe and their caller; the wrapper is the caller.
-WRAPPER_DEPTH = 6
+# Frames between find_wrapper and the caller of a gated function: describe, enter, gate.
+CALLER_DEPTH = 4
 
 
 def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
@@ -32,20 +34,22 @@ def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Att
 
 def describe_preprocess(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
     """Describe ``BaseDSL._preprocess_and_replace_code(func)``; the call's arguments are in the wrapper's frame."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(WRAPPER_DEPTH):
-        if frame is None or frame.f_code.co_name == "jit_wrapper":
-            break
-        frame = frame.f_back
-    call = frame.f_locals if frame is not None and frame.f_code.co_name == "jit_wrapper" else {}
-    return make_attempt(
-        first(arguments, options.get("func")), call.get("args", ()), call.get("kwargs", {}), []
-    )
+    call = find_wrapper() or {}
+    return make_attempt(first(arguments, options.get("func")), call.get("args", ()), call.get("kwargs", {}), [])
 
 
-def describe_trace(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+def describe_trace(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
     """Describe ``_func(self, funcBody, *args, **kwargs)`` and ``_device_func`` of a DSL object."""
+    if find_wrapper() is not None:
+        # The wrapper called the preprocessor a moment ago: that was the attempt.
+        return None
     return make_attempt(first(arguments[1:], options.get("funcBody")), arguments[2:], options, [])
+
+
+def find_wrapper() -> dict[str, Any] | None:
+    """Return the local variables of the ``@cute.jit`` wrapper that called the gated function, if one did."""
+    frame = sys._getframe(CALLER_DEPTH)
+    return frame.f_locals if frame.f_code.co_name == "jit_wrapper" else None
 
 
 def describe_module(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
@@ -57,16 +61,16 @@ def first(arguments: tuple[Any, ...], default: object = None) -> Any:
     return arguments[0] if arguments else default
 
 
-def make_attempt(
-    function: object, arguments: tuple[Any, ...], options: dict[str, Any], chosen: list[str]
-) -> Attempt:
+def make_attempt(function: object, arguments: tuple[Any, ...], options: dict[str, Any], chosen: list[str]) -> Attempt:
     body = find_body(function)
     code = getattr(body, "__code__", None)
-    names = [name for name in (code.co_varnames[: code.co_argcount] if code else ()) if name != "self"]
-    # An unbound body receives its instance as the first argument.
-    values = list(arguments)[max(0, len(arguments) - len(names)) :] if names else list(arguments)
-    facts = [f"{name}: {describe_value(value)}" for name, value in zip(names, values, strict=False)]
-    facts += [describe_value(value) for value in values[len(names) :]]
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    if names[:1] == ("self",):
+        # The instance says nothing of the specialization; cute.compile(instance, ...) leaves it out.
+        arguments = arguments[len(arguments) >= len(names) :]
+        names = names[1:]
+    facts = [f"{name}: {describe_value(value)}" for name, value in zip(names, arguments, strict=False)]
+    facts += [describe_value(value) for value in arguments[len(names) :]]
     facts += [f"{name}={describe_value(value)}" for name, value in options.items()]
     return Attempt(
         road="cute",
@@ -92,9 +96,10 @@ def describe_value(value: object) -> str:
         return repr(value)
     if isinstance(value, type):
         return value.__qualname__
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        element = getattr(value, "element_type", getattr(value, "dtype", type(value).__qualname__))
+    # Properties of a stranger's object, which may need a context that is not there: describing must not fail.
+    with suppress(Exception):
+        shape: Any = value.shape  # type: ignore[attr-defined]
+        element = getattr(value, "element_type", None) or value.dtype  # type: ignore[attr-defined]
         return f"{getattr(element, '__name__', element)}{tuple(shape) if isinstance(shape, list | tuple) else shape}"
     return type(value).__qualname__
 

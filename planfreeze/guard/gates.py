@@ -57,7 +57,9 @@ class Gate:
         """Report, which may raise; then call the original."""
         if not self.is_live or state.is_passing:
             return self.original(*arguments, **options)
-        self.report(self.describe(arguments, options))
+        attempt = self.describe(arguments, options)
+        if attempt is not None:
+            self.report(attempt)
         with passing():
             return self.original(*arguments, **options)
 
@@ -72,7 +74,8 @@ def install_gate(owner: type | ModuleType, name: str, describe: Describe, report
     name : str
         Its attribute.
     describe : callable
-        From positional and keyword arguments of a call to an :class:`~planfreeze.guard.attempts.Attempt`.
+        From positional and keyword arguments of a call to an :class:`~planfreeze.guard.attempts.Attempt`; None
+        for a call that goes on with one already reported.
     report : callable
         Called with the attempt before the original; refuses by raising.
 

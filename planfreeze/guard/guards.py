@@ -37,7 +37,8 @@ class Guard:
     -----
     Arming imports nothing: a compiler that is not loaded is hooked when it is imported. Several guards may be
     armed; each counts every attempt, and the innermost one that refuses raises. What a compile that was let
-    through calls in the same thread is part of it and not counted again. Running compiles are not stopped.
+    through calls in the same thread is part of it and not counted again. A compile that runs in another thread
+    while the guard is armed may finish.
     """
 
     def __init__(self, *, mode: Mode = "raise", explain: Explain | None = None) -> None:

@@ -22,7 +22,7 @@ class Door:
     path : str
         Attribute, or class and attribute with a dot.
     describe : callable
-        From the arguments of a call to an attempt.
+        From the arguments of a call to an attempt, or None if it goes on with one already reported.
     """
 
     module: str

@@ -3,6 +3,8 @@
 What counts as an attempt: every call of ``triton.compile``, also one that Triton's cache directory would answer,
 because it reads a source, a target and a directory that are no part of a frozen plan. A JIT call whose
 specialization is in the kernel's own in-memory cache does not come here and is allowed.
+
+Not seen: a backend's later stages called one by one, from IR that was made earlier, without ``triton.compile``.
 """
 
 from typing import Any

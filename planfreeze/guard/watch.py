@@ -26,7 +26,7 @@ class Listener(Protocol):
         """Warn of it or refuse it by raising."""
 
 
-class ProbeStopped(BaseException):  # noqa: N818  # no error: the proof that a deliberate attempt was stopped
+class ProbeStopped(BaseException):
     """A deliberate attempt met its hook. Not an Exception, so that no compiler's handler swallows it."""
 
 

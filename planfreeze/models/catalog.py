@@ -59,9 +59,7 @@ def load_model(source: str) -> Model:
         near = next(iter(difflib.get_close_matches(source, names, 1)), None)
         raise UnknownModel(source, names, near)
     if path.suffix == ".toml":
-        return check_model(
-            parse_file(path, "TOML", tomllib.loads), path=str(path), name=model_name(path.stem)
-        )
+        return check_model(parse_file(path, "TOML", tomllib.loads), path=str(path), name=model_name(path.stem))
     if path.suffix == ".json":
         fields = read_huggingface(parse_file(path, "JSON", json.loads), path=str(path))
         return check_model(fields, path=str(path), name=configuration_name(path))

@@ -80,9 +80,7 @@ def read_activation(stated: Mapping[str, Any], model_types: tuple[object, ...], 
     """Return the activation's name; refuse gated SiLU with more than a clamp."""
     # gpt-oss states the clamp alone; its alpha of 1.702 and the added 1 are constants of the model's code.
     if "gpt_oss" in model_types:
-        raise UnsupportedActivation(
-            path, "the clamped SwiGLU with alpha (SwiGLU-OAI)", "model_type gpt_oss implies it"
-        )
+        raise UnsupportedActivation(path, "the clamped SwiGLU with alpha (SwiGLU-OAI)", "model_type gpt_oss implies it")
     for key in stated:
         if key.startswith("swiglu_") and key != "swiglu_limit":
             raise UnsupportedActivation(

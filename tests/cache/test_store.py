@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,12 +81,22 @@ def test_publishing_again_leaves_the_file_and_flushes_nothing(store: Store, monk
 def test_what_is_published_is_flushed_before_it_appears(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     fsync, link = os.fsync, os.link
-    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("flush"), fsync(handle))[1])
-    monkeypatch.setattr(os, "link", lambda *a, **k: (steps.append("appear"), link(*a, **k))[1])
+
+    def watch_fsync(handle: int) -> None:
+        steps.append("flush file" if stat.S_ISREG(os.fstat(handle).st_mode) else "flush folder")
+        fsync(handle)
+
+    def watch_link(source: Path, target: Path, **options: bool) -> None:
+        steps.append("appear")
+        link(source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", watch_fsync)
+    monkeypatch.setattr(os, "link", watch_link)
     store.put_blob(b"data")
-    assert steps.count("appear") == 1
-    assert steps[0] == "flush", "the bytes come first"
-    assert steps[-1] == "flush", "the folder comes last"
+    assert steps == ["flush file", "flush folder", "appear", "flush folder"]
+    steps.clear()
+    store.set_ref("name", store.put_plan(b"plan"))
+    assert steps == ["flush file", "appear", "flush folder", "flush file", "flush folder"]
 
 
 def test_a_plan_comes_back_under_its_root(store: Store) -> None:

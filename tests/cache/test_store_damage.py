@@ -112,7 +112,9 @@ def test_what_is_no_file_is_refused_and_replaced_by_a_builder(
     assert not (tmp_path / "absent").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"a" * 64, b"A" * 64 + b"\n", b"a" * 65 + b"\n", b"\xff" * 65])
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"a" * 64, b"a" * 65, b"A" * 64 + b"\n", b"a" * 65 + b"\n", b"\xff" * 65]
+)
 def test_a_damaged_reference_is_named(store: Store, content: bytes) -> None:
     store.set_ref("name", store.put_plan(b"plan"))
     store.layout.entry("ref", "name").write_bytes(content)

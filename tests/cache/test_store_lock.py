@@ -1,12 +1,13 @@
 """Locks save work and never stand in the way."""
 
+import contextlib
 import errno
 import fcntl
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,24 @@ RunProcesses = Callable[[int, Callable[[int], object]], list[object]]
 fork = multiprocessing.get_context("fork")
 
 
-def hold(store: Store, is_held: "multiprocessing.synchronize.Event") -> None:
-    with store.lock_key(KEY, 10):
-        is_held.set()
-        signal.pause()
+@contextlib.contextmanager
+def running_holder(store: Store) -> Iterator[multiprocessing.process.BaseProcess]:
+    """A process that holds KEY until it is killed."""
 
+    def hold() -> None:
+        with store.lock_key(KEY, 10):
+            is_held.set()
+            signal.pause()
 
-def start_holder(store: Store) -> multiprocessing.process.BaseProcess:
     is_held = fork.Event()
-    holder = fork.Process(target=hold, args=(store, is_held))
+    holder = fork.Process(target=hold)
     holder.start()
-    assert is_held.wait(30)
-    return holder
+    try:
+        assert is_held.wait(30)
+        yield holder
+    finally:
+        holder.kill()
+        holder.join()
 
 
 def test_one_process_at_a_time_holds_a_key(store: Store, tmp_path: Path, run_processes: RunProcesses) -> None:
@@ -49,24 +56,23 @@ def test_one_process_at_a_time_holds_a_key(store: Store, tmp_path: Path, run_pro
 
 
 def test_waiting_ends_and_names_the_holder_even_one_that_is_stopped(store: Store) -> None:
-    holder = start_holder(store)
-    os.kill(holder.pid or 0, signal.SIGSTOP)
-    started = time.monotonic()
-    with pytest.raises(KeyLocked, match=f"process {holder.pid} on ") as caught, store.lock_key(KEY, 0.3):
-        pytest.fail("two hold one key")
-    assert 0.3 <= time.monotonic() - started < 5
+    with running_holder(store) as holder:
+        os.kill(holder.pid or 0, signal.SIGSTOP)
+        started = time.monotonic()
+        named = pytest.raises(KeyLocked, match=f"process {holder.pid} on ")
+        with named as caught, store.lock_key(KEY, 0.3):
+            pytest.fail("two hold one key")
+        assert 0.3 <= time.monotonic() - started < 5
     assert caught.value.key == KEY
     assert caught.value.waited_s >= 0.3
-    holder.kill()
-    holder.join()
 
 
 def test_a_killed_holder_blocks_nobody(store: Store) -> None:
-    holder = start_holder(store)
-    holder.kill()
-    holder.join()
-    with store.lock_key(KEY, 0) as is_locked:
-        assert is_locked
+    with running_holder(store) as holder:
+        holder.kill()
+        holder.join()
+        with store.lock_key(KEY, 0) as is_locked:
+            assert is_locked
 
 
 def test_other_stripes_are_free_and_a_lock_is_freed_by_an_error(store: Store) -> None:
@@ -99,7 +105,7 @@ def test_a_file_system_without_locks_is_no_obstacle(store: Store, monkeypatch: p
     with store.lock_key(KEY, 5) as is_locked:
         assert not is_locked
         assert store.put_record(KEY, b"record").outcome == "published"
-    assert os.listdir(store.layout.locks) == [], "no marker outlives its holder"
+    assert list(store.layout.locks.iterdir()) == [], "no marker outlives its holder"
 
 
 def test_an_error_of_the_work_under_a_lock_is_not_mistaken_for_one_of_the_lock(store: Store) -> None:
@@ -125,8 +131,9 @@ def test_unlinked_lock_files_do_no_harm_to_what_is_published(store: Store, run_p
 def test_a_link_planted_as_a_lock_or_holder_file_is_not_written_through(store: Store, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    for name in (KEY[:2], f"{KEY[:2]}.holder"):
+    for name in (f"{KEY[:2]}.holder", KEY[:2]):
+        (store.layout.locks / name).unlink(missing_ok=True)
         (store.layout.locks / name).symlink_to(victim)
-    with store.lock_key(KEY, 0.2):
-        pass
-    assert victim.read_bytes() == b"precious"
+        with store.lock_key(KEY, 0.2):
+            pass
+        assert victim.read_bytes() == b"precious"

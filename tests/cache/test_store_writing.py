@@ -4,7 +4,6 @@ import errno
 import multiprocessing
 import os
 import random
-import secrets
 import signal
 import subprocess
 import time
@@ -22,8 +21,8 @@ RunProcesses = Callable[[int, Callable[[int], object]], list[object]]
 FilesOf = Callable[[Path], set[str]]
 
 
-def temporaries(store: Store) -> list[str]:
-    return os.listdir(store.layout.temporaries)
+def temporaries(store: Store) -> list[Path]:
+    return list(store.layout.temporaries.iterdir())
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO])
@@ -122,13 +121,16 @@ def test_a_temporary_that_cannot_be_removed_does_not_undo_the_publishing(
     assert store.put_record(KEY, b"record").outcome == "published"
 
 
-def test_two_writers_that_meet_both_end_well(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_two_writers_that_meet_both_end_well(store: Store, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
     real = os.link
     other = Store.open(store.path, writable=True)
 
     def overtaken(*arguments: object, **options: object) -> None:
         monkeypatch.setattr(os, "link", real)
         assert other.put_record(KEY, b"overtaker").outcome == "published"
+        if not has_links:
+            raise OSError(errno.EPERM, "Operation not permitted")
         real(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "link", overtaken)
@@ -140,7 +142,7 @@ def test_two_writers_that_meet_both_end_well(store: Store, monkeypatch: pytest.M
 def test_equal_random_numbers_never_make_two_writers_share_a_file(
     store: Store, monkeypatch: pytest.MonkeyPatch, run_processes: RunProcesses
 ) -> None:
-    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+    monkeypatch.setattr(os, "urandom", bytes)
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(os, "getpid", lambda: 1)
     random.seed(0)
@@ -159,7 +161,7 @@ def test_a_planted_link_at_the_temporary_name_is_not_written_through(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+    monkeypatch.setattr(os, "urandom", bytes)
     for attempt in range(3):
         (store.layout.temporaries / f"{'0' * 32}-{attempt}").symlink_to(victim)
     assert store.get_blob(store.put_blob(b"data")) == b"data"

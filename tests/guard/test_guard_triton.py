@@ -169,6 +169,20 @@ def test_the_message_names_kernel_road_line_and_specialization(run_script, trito
     assert "Nearest is __main__.fill-128. Run: planfreeze build" in said
 
 
+def test_ir_read_from_a_file_is_refused_too(run_script, triton_kernel: str) -> None:
+    checks = """
+    source = Path("stored.ttir")
+    source.write_text(triton.compile(make_source(), target=SM_90).asm["ttir"])
+    before = traces()
+    with no_compilation() as guard:
+        error = refused(triton.compile, str(source), target=SM_90)
+    assert error.attempt.kernel == "stored.ttir" and guard.attempts == {"triton": 1}
+    assert traces() == before
+    assert triton.compile(str(source), target=SM_90).asm["cubin"]
+    """
+    run_script(triton_kernel, SETUP, NAMES, checks)
+
+
 def test_jit_attempts_show_what_the_call_was_specialized_on(run_script, triton_kernel: str) -> None:
     checks = """
     with no_compilation():
@@ -203,8 +217,8 @@ def test_late_and_repeated_imports_are_guarded(run_script, triton_kernel: str) -
     assert guard.attempts == {"triton": 4} and traces() == (0, 0)
     guard.release()
     # A reload gives the old function the module's new classes.
-    source = first.ASTSource(fn=fill, signature={"x": "*fp32", "n": "i32", "BLOCK": "constexpr"}, constexprs={"BLOCK": 64})
-    assert old(source, target=SM_90).asm["cubin"]
+    ASTSource = first.ASTSource
+    assert old(make_source(), target=SM_90).asm["cubin"]
     assert guard.attempts == {"triton": 4}
     """
     run_script(SETUP, late, triton_kernel, again)

@@ -110,9 +110,7 @@ def test_a_size_of_another_type_is_refused_under_its_own_key(tmp_path: Path, val
 
 
 def test_keys_that_disagree_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidModelField, match="experts_per_token = 4 is not the 8 that num_experts_per_tok"
-    ):
+    with pytest.raises(InvalidModelField, match="experts_per_token = 4 is not the 8 that num_experts_per_tok"):
         load_model(write(tmp_path, QWEN3 | {"experts_per_token": 4}))
 
 

@@ -179,9 +179,7 @@ def test_an_unknown_default_arch_is_refused(tmp_path: Path) -> None:
         ("bad.yaml", b"hidden: 1", "TOML or JSON"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, name: str, content: bytes, language: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, language: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(MalformedModelFile, match=f"is not valid {language}: "):

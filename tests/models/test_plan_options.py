@@ -13,9 +13,7 @@ from planfreeze.models import PlanOptions, load_model, parse_options
 
 
 def test_options_that_ask_for_the_same_are_equal() -> None:
-    asked = parse_options(
-        inline_limit=1536, capacities="64, 8,64", arms="native,inline", id_types="int64,int32"
-    )
+    asked = parse_options(inline_limit=1536, capacities="64, 8,64", arms="native,inline", id_types="int64,int32")
     assert asked == PlanOptions(
         inline_limit=1536, capacities=(8, 64), arms=("inline", "native"), id_types=("int32", "int64")
     )
@@ -38,9 +36,7 @@ def test_what_is_not_asked_for_is_the_models() -> None:
     assert narrowed.id_types_for(model) == ("int64",)
 
 
-@pytest.mark.parametrize(
-    "text", ["0", "-8", "eight", "8.0", "", "8,", "1_000", "+8", "٨", "2147483648", "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["0", "-8", "eight", "8.0", "", "8,", "1_000", "+8", "٨", "2147483648", "9" * 5000])
 def test_text_that_is_no_capacity_is_refused(text: str) -> None:
     with pytest.raises(InvalidCapacity) as caught:
         parse_options(inline_limit=1536, capacities=text)

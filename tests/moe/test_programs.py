@@ -24,8 +24,7 @@ DS41 = load_model("ds41")
 
 ACT_QUANT = ActQuantPayload(hidden=5120)
 INLINE = tuple(
-    MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits, csf_inline=True)
-    for bits in (32, 64)
+    MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits, csf_inline=True) for bits in (32, 64)
 )
 NATIVE = tuple(MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits) for bits in (32, 64))
 EXPANSIONS = (
@@ -88,9 +87,7 @@ def test_capacities_ask_only_for_what_they_use(capacities: str, expected: tuple[
     assert programs(DS41, 4, capacities=capacities) == expected
 
 
-@pytest.mark.parametrize(
-    ("limit", "is_expanded"), [(0, True), (8, True), (63, True), (64, False), (4096, False)]
-)
+@pytest.mark.parametrize(("limit", "is_expanded"), [(0, True), (8, True), (63, True), (64, False), (4096, False)])
 def test_the_limit_concerns_grouped_kernels_alone(limit: int, is_expanded: bool) -> None:
     expansions = EXPANSIONS if is_expanded else ()
     assert programs(DS41, 4, capacities="8,64", limit=limit) == (ACT_QUANT, *INLINE, *expansions, TOPK_SUM)

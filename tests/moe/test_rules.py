@@ -182,9 +182,7 @@ def test_all_arms_are_those_the_model_has(sharded: ShardedModel, arms: tuple[Arm
         (shard(UNCOMPRESSED, 4), True, "expand", "weights are mxfp4"),
     ],
 )
-def test_an_arm_the_model_does_not_have_is_refused(
-    sharded: ShardedModel, is_on: bool, arm: Arm, reason: str
-) -> None:
+def test_an_arm_the_model_does_not_have_is_refused(sharded: ShardedModel, is_on: bool, arm: Arm, reason: str) -> None:
     with pytest.raises(UnavailableArm, match=reason) as caught:
         choose_arms(sharded, options(is_on=is_on, arms=(arm, "native")))
     assert caught.value.arm == arm

@@ -1,0 +1,168 @@
+"""Guards: modes, nesting, counts, and what an armed process may do."""
+
+import pickle
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from planfreeze.errors import CompilationForbidden, PlanfreezeError, UnknownMode, UnknownRoad
+from planfreeze.guard import Attempt, Guard, installed_roads, no_compilation, prove, self_test
+from planfreeze.guard.watch import ROADS, watch
+
+ATTEMPT = Attempt(road="triton", kernel="m.k", signature="x: *fp32", location="app.py:12")
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    """No guard is armed before or after a test of this file."""
+    assert not watch.armed
+    yield
+    assert not watch.armed and watch.finder not in sys.meta_path
+
+
+def test_raise_refuses_and_counts() -> None:
+    with no_compilation() as guard, pytest.raises(CompilationForbidden) as caught:
+        watch.report(ATTEMPT)
+    assert guard.attempts == {"triton": 1} and guard.attempts["cute"] == 0
+    assert caught.value.attempt == ATTEMPT and caught.value.exit_code == 5
+    assert isinstance(caught.value, PlanfreezeError)
+    assert str(caught.value) == (
+        "triton was asked to compile m.k(x: *fp32) at app.py:12. Nothing may be compiled while a guard is armed. "
+        "Run: planfreeze build, with a plan that holds this program"
+    )
+
+
+def test_an_explanation_that_names_the_command_has_the_last_word() -> None:
+    with (
+        no_compilation(explain=lambda attempt: "Nearest: m.k2. Run: planfreeze build --model ds41"),
+        pytest.raises(CompilationForbidden, match=r"Nearest: m.k2. Run: planfreeze build --model ds41$"),
+    ):
+        watch.report(ATTEMPT)
+
+
+def test_warn_warns_at_the_users_line_every_time() -> None:
+    with warnings.catch_warnings(record=True) as caught, no_compilation("warn") as guard:
+        warnings.simplefilter("always")
+        watch.report(ATTEMPT)
+        watch.report(ATTEMPT)
+    assert [(w.filename, w.lineno, w.category) for w in caught] == [("app.py", 12, RuntimeWarning)] * 2
+    assert guard.attempts == {"triton": 2}
+
+
+def test_count_is_silent_and_off_watches_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with no_compilation("count") as counting:
+            watch.report(ATTEMPT)
+        with no_compilation("off") as off:
+            assert not watch.armed and not off.is_armed
+    assert counting.attempts == {"triton": 1} and not off.attempts
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(UnknownMode, match="'loud' is not a mode"):
+        Guard(mode="loud")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outer_mode", "inner_mode", "refused_by"),
+    [("raise", "raise", "inner"), ("raise", "count", "outer"), ("count", "raise", "inner"), ("count", "count", None)],
+)
+def test_nested_guards_all_count_and_the_innermost_refuses(
+    outer_mode: str, inner_mode: str, refused_by: str | None
+) -> None:
+    outer = Guard(mode=outer_mode, explain=lambda attempt: "By outer.")  # type: ignore[arg-type]
+    inner = Guard(mode=inner_mode, explain=lambda attempt: "By inner.")  # type: ignore[arg-type]
+    outer.arm()
+    inner.arm()
+    try:
+        if refused_by is None:
+            watch.report(ATTEMPT)
+        else:
+            with pytest.raises(CompilationForbidden, match=f"By {refused_by}"):
+                watch.report(ATTEMPT)
+    finally:
+        outer.release()
+        inner.release()
+    assert outer.attempts == inner.attempts == {"triton": 1}
+
+
+def test_arm_and_release_are_idempotent_and_any_order_works() -> None:
+    first, second = Guard(), Guard(mode="count")
+    first.arm()
+    first.arm()
+    second.arm()
+    first.release()
+    first.release()
+    watch.report(ATTEMPT)
+    assert second.attempts == {"triton": 1} and not first.attempts
+    second.release()
+    first.arm()
+    with pytest.raises(CompilationForbidden):
+        watch.report(ATTEMPT)
+    first.release()
+
+
+def test_counts_are_read_only_and_exact_across_threads() -> None:
+    with no_compilation("count") as guard:
+        threads = [threading.Thread(target=lambda: [watch.report(ATTEMPT) for _ in range(500)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert guard.attempts == {"triton": 4000}
+    with pytest.raises(TypeError):
+        guard.attempts["triton"] = 0  # type: ignore[index]
+
+
+def test_the_guard_is_released_when_the_block_raises() -> None:
+    with pytest.raises(KeyError), no_compilation():
+        raise KeyError
+    assert not watch.armed
+
+
+def test_an_error_survives_pickling() -> None:
+    error = CompilationForbidden(ATTEMPT, "Nearest: m.k2.")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_proof_of_an_unknown_road_is_refused() -> None:
+    with pytest.raises(UnknownRoad, match="coal is not a road"):
+        prove("coal")
+
+
+def test_a_proof_without_a_guard_is_false() -> None:
+    assert all(proof in (False, "not installed") for proof in self_test().values())
+    assert self_test().keys() == {road.name for road in ROADS}
+
+
+def test_arming_and_releasing_imports_nothing(run_script) -> None:
+    checks = """
+    from planfreeze.guard import no_compilation
+    before = set(sys.modules)
+    with no_compilation():
+        pass
+    assert set(sys.modules) == before
+    loaded = {name.partition(".")[0] for name in before}
+    assert not loaded & {"triton", "cutlass", "torch", "numpy"}, loaded
+    """
+    run_script(checks)
+
+
+def test_the_command_writes_a_proof_per_road(run_script) -> None:
+    checks = """
+    import json, subprocess
+    done = subprocess.run([sys.executable, "-m", "planfreeze.guard"], capture_output=True, text=True, check=True)
+    proven = json.loads(done.stdout)
+    assert proven.keys() == {"triton", "cute"}
+    assert set(proven.values()) <= {"awake", "no compiler installed"}, proven
+    assert traces()[0] == 0
+    """
+    run_script(checks)
+
+
+def test_no_road_is_live_before_its_compiler_is_loaded() -> None:
+    assert installed_roads() == ()

@@ -1,0 +1,148 @@
+"""The watch: modules that came another way, half imported, or of an unknown version."""
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planfreeze.errors import UnwatchableRoad
+from planfreeze.guard.attempts import Attempt
+from planfreeze.guard.roads import Door, Road, watch_doors
+from planfreeze.guard.watch import Watch
+
+
+class RefusedError(Exception):
+    """What the listener of a test raises."""
+
+
+class Refusing:
+    """A listener that refuses."""
+
+    def count(self, attempt: Attempt) -> None:
+        pass
+
+    def answer(self, attempt: Attempt) -> None:
+        raise RefusedError(attempt)
+
+
+def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+    return Attempt(road="toy", kernel="k", signature="", location="toy.py:1")
+
+
+DOOR = Door(module="toy_compiler", path="Compiler.lower", describe=describe)
+ROAD = Road(
+    name="toy",
+    package="toy_compiler",
+    modules=("toy_compiler",),
+    install=watch_doors("toy", (DOOR,)),
+    attempts=(),
+)
+COMPILER = "class Compiler:\n    def lower(self):\n        return 'lowered'\n"
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """A watch over a small module, apart from the process's own."""
+    made = Watch((ROAD,))
+    yield made
+    for guard in made.armed:
+        made.release(guard)
+    for name in [name for name in sys.modules if name.startswith("toy_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Write a module into a folder that is imported from."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write_module(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+
+    return write_module
+
+
+def test_a_loaded_module_is_hooked_when_armed_and_free_when_released(watch: Watch, write) -> None:
+    write("toy_compiler", COMPILER)
+    compiler = importlib.import_module("toy_compiler").Compiler()
+    guard = Refusing()
+    watch.arm(guard)
+    with pytest.raises(RefusedError):
+        compiler.lower()
+    watch.release(guard)
+    assert compiler.lower() == "lowered"
+
+
+def test_a_module_that_came_another_way_is_hooked_at_the_next_import(watch: Watch, write) -> None:
+    write("toy_compiler", COMPILER)
+    module = importlib.import_module("toy_compiler")
+    del sys.modules["toy_compiler"]
+    watch.arm(Refusing())
+    sys.modules["toy_compiler"] = module
+    write("toy_other", "")
+    importlib.import_module("toy_other")
+    with pytest.raises(RefusedError):
+        module.Compiler().lower()
+
+
+def test_arming_while_the_module_imports_itself_hooks_it_at_the_next_import(watch: Watch, write) -> None:
+    write("toy_compiler", "import toy_freezer\n" + COMPILER)
+    write("toy_freezer", "import sys\nsys.modules['toy_steps'].arm()\n")
+    write("toy_other", "")
+    steps = type(sys)("toy_steps")
+    steps.arm = lambda: watch.arm(Refusing())  # type: ignore[attr-defined]
+    sys.modules["toy_steps"] = steps
+    module = importlib.import_module("toy_compiler")
+    importlib.import_module("toy_other")
+    with pytest.raises(RefusedError):
+        module.Compiler().lower()
+
+
+def test_arming_waits_for_the_module_another_thread_imports(watch: Watch, write) -> None:
+    write("toy_compiler", "import toy_steps\ntoy_steps.started.set()\ntoy_steps.go_on.wait(30)\n" + COMPILER)
+    steps = type(sys)("toy_steps")
+    steps.started, steps.go_on = threading.Event(), threading.Event()  # type: ignore[attr-defined]
+    sys.modules["toy_steps"] = steps
+    armed = threading.Event()
+    importer = threading.Thread(target=importlib.import_module, args=("toy_compiler",))
+    armer = threading.Thread(target=lambda: (watch.arm(Refusing()), armed.set()))
+    importer.start()
+    assert steps.started.wait(30)
+    armer.start()
+    assert not armed.wait(0.2), "armed although the compiler was half imported"
+    steps.go_on.set()
+    assert armed.wait(30)
+    importer.join(30)
+    with pytest.raises(RefusedError):
+        sys.modules["toy_compiler"].Compiler().lower()
+
+
+def test_a_late_import_of_an_unknown_version_fails(watch: Watch, write) -> None:
+    write("toy_compiler", "class Compiler:\n    pass\n")
+    watch.arm(Refusing())
+    with pytest.raises(UnwatchableRoad, match=r"toy_compiler:Compiler\.lower does not exist"):
+        importlib.import_module("toy_compiler")
+    assert "toy_compiler" not in sys.modules
+
+
+def test_an_unknown_version_leaves_no_hook_behind(watch: Watch, write) -> None:
+    second = Door(module="toy_compiler", path="missing", describe=describe)
+    road = Road(
+        name="toy",
+        package="toy_compiler",
+        modules=("toy_compiler",),
+        install=watch_doors("toy", (DOOR, second)),
+        attempts=(),
+    )
+    write("toy_compiler", COMPILER)
+    compiler = importlib.import_module("toy_compiler").Compiler()
+    fresh = Watch((road,))
+    with pytest.raises(UnwatchableRoad, match="toy_compiler:missing"):
+        fresh.arm(Refusing())
+    assert not fresh.armed and fresh.finder not in sys.meta_path
+    assert compiler.lower() == "lowered"

@@ -1,0 +1,259 @@
+"""The command line: exit statuses, messages, and what it imports."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planfreeze.cli import app
+
+RUNNER = CliRunner()
+MODEL = ("--model", "ds41", "--tp", "4", "--arch", "sm_90a", "--capacity", "64", "--inline-limit", "64")
+# Without micro programs and above no limit: act_quant and topk_sum, which compile in a moment.
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    """Run the command line in this process; return status, standard output and standard error."""
+    done = RUNNER.invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def spawn(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "planfreeze", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("cli") / "store"
+    status, stdout, stderr = run("build", *MODEL, "--store", store, "--json")
+    assert status == 0, stderr
+    assert json.loads(stdout)["compiled"] == 2
+    return store
+
+
+@pytest.fixture
+def store(built: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(built, tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "messages"),
+    [
+        (("plan",), 2, ["--model"]),
+        (("plan", "--model", "ds42"), 2, ["ds41"]),
+        (("plan", "--model", "ds41", "--tp", "7"), 2, ["2304", "7"]),
+        (("plan", "--model", "ds41", "--tp", "8"), 2, ["288"]),
+        (("plan", "--model", "ds41", "--tp", "0"), 2, ["0"]),
+        (("plan", "--model", "ds41", "--tp", "four"), 2, ["four"]),
+        (("plan", "--model", "ds41", "--tp", "4", "--capacity", "0"), 2, ["0 is not a capacity"]),
+        (("plan", "--model", "ds41", "--tp", "4", "--capacity", "8,many"), 2, ["many"]),
+        (("plan", "--model", "ds41", "--tp", "4", "--arch", "sm_90"), 2, ["sm_90a"]),
+        (("plan", "--model", "ds41", "--tp", "4", "--arch", "gfx942"), 2, ["gfx942", "sm_90a, sm_120a"]),
+        (("plan", "--model", "ds41", "--tp", "4", "--arms", "fast"), 2, ["fast"]),
+        (("plan", "--model", "ds41", "--tp", "4", "--ids", "int16"), 2, ["int16"]),
+        (("replay",), 2, ["--plan", "--model"]),
+        (("replay", "--model", "ds41", "--plan", "p"), 2, ["--plan", "--model"]),
+        (("frobnicate",), 2, ["frobnicate"]),
+    ],
+)
+def test_bad_usage_exits_2_and_says_what_is_wrong(arguments: tuple[str, ...], status: int, messages: list[str]) -> None:
+    found, stdout, stderr = run(*arguments)
+    assert found == status
+    assert stdout == ""
+    for message in messages:
+        assert message in stderr
+
+
+def test_a_plan_prints_family_payload_and_digest_of_every_program() -> None:
+    status, stdout, _ = run("plan", *MODEL, "--json")
+    (plan,) = json.loads(stdout)["plans"]
+    assert status == 0
+    assert (plan["name"], plan["target"]) == ("ds41-tp4-sm_90a", "sm_90a")
+    assert [set(program) for program in plan["programs"]] == [{"family", "payload", "digest"}] * 2
+
+
+def test_a_plan_for_people_names_every_program() -> None:
+    status, stdout, _ = run("plan", *MODEL)
+    assert status == 0
+    assert "ds41-tp4-sm_90a: 2 programs" in stdout
+    assert "hidden=5120, top_k=6" in stdout
+
+
+def test_an_expert_configuration_without_arch_plans_for_the_default_one(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "model_type": "qwen3_moe",
+                "hidden_act": "silu",
+                "hidden_size": 2048,
+                "moe_intermediate_size": 768,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+            }
+        )
+    )
+    status, stdout, stderr = run("plan", "--model", config, "--tp", "4", "--json")
+    assert status == 0, stderr
+    assert len(json.loads(stdout)["plans"][0]["programs"]) == 4
+
+
+def test_a_built_plan_replays(store: Path) -> None:
+    status, stdout, stderr = run("replay", *MODEL, "--store", store, "--json")
+    assert status == 0, stderr
+    found = json.loads(stdout)
+    assert (found["resolved"], found["missing"], found["damaged"], found["compiled"]) == (2, [], [], 0)
+
+
+def test_a_replay_by_name_pinned_to_its_root_needs_no_model(store: Path) -> None:
+    root = json.loads(run("build", *MODEL, "--store", store, "--json")[1])["plans"][0]["root"]
+    assert run("replay", "--plan", f"ds41-tp4-sm_90a@sha256:{root}", "--store", store)[0] == 0
+    status, _, stderr = run("replay", "--plan", f"ds41-tp4-sm_90a@sha256:{'0' * 64}", "--store", store)
+    assert status == 3
+    assert "ds41-tp4-sm_90a" in stderr
+
+
+def test_a_missing_record_exits_3_and_names_program_and_build_command(store: Path) -> None:
+    record = next((store / "records").glob("*/*"))
+    record.unlink()
+    status, stdout, stderr = run("replay", *MODEL, "--store", store, "--json")
+    assert status == 3
+    (missing,) = json.loads(stdout)["missing"]
+    assert missing in ("act_quant(hidden=5120)", "topk_sum(hidden=5120, top_k=6)")
+    assert missing in stderr
+    assert f"planfreeze build --model ds41 --tp 4 --arch sm_90a --store {store}" in stderr
+
+
+@pytest.mark.parametrize("folder", ["objects", "records", "plans"])
+def test_a_flipped_byte_exits_4(store: Path, folder: str) -> None:
+    damaged = next(path for path in (store / folder).rglob("*") if path.is_file())
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.chmod(0o644)
+    damaged.write_bytes(data)
+    status, _, stderr = run("replay", *MODEL, "--store", store)
+    assert status == 4
+    if folder != "plans":
+        assert "hidden=5120" in stderr
+
+
+def test_a_build_repairs_what_is_damaged(store: Path) -> None:
+    damaged = next((store / "objects").glob("*/*"))
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"")
+    assert json.loads(run("build", *MODEL, "--store", store, "--json")[1])["compiled"] == 1
+    assert run("replay", *MODEL, "--store", store)[0] == 0
+
+
+def test_a_plan_that_asks_for_more_than_was_built_exits_3(store: Path) -> None:
+    status, stdout, _ = run("replay", "--model", "ds41", "--tp", "4", "--arch", "sm_90a", "--store", store, "--json")
+    assert status == 3
+    assert any("micro_fc1" in name for name in json.loads(stdout)["missing"])
+
+
+def test_a_plan_that_was_never_frozen_exits_3(store: Path) -> None:
+    status, _, stderr = run("replay", "--model", "kimi_k3", "--tp", "16", "--arch", "sm_90a", "--store", store)
+    assert status == 3
+    assert "planfreeze build --model kimi_k3 --tp 16 --arch sm_90a" in stderr
+
+
+def test_no_store_exits_3_and_a_newer_one_4(store: Path, tmp_path: Path) -> None:
+    assert run("replay", *MODEL, "--store", tmp_path / "nowhere")[0] == 3
+    (store / "format").chmod(0o644)
+    (store / "format").write_text((store / "format").read_text().replace("1", "999"))
+    status, _, stderr = run("replay", *MODEL, "--store", store)
+    assert status == 4
+    assert "999" in stderr
+    assert run("build", *MODEL, "--store", store)[0] == 4
+
+
+def test_a_store_that_cannot_be_made_exits_6() -> None:
+    status, _, stderr = run("build", *MODEL, "--store", "/proc/planfreeze")
+    assert status == 6
+    assert "/proc/planfreeze" in stderr
+
+
+def test_a_missing_compiler_exits_6_and_names_the_extra(tmp_path: Path) -> None:
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text(
+        "import importlib.metadata as m\n"
+        "found = m.distribution\n"
+        "def distribution(name):\n"
+        "    if name in ('triton', 'nvidia-cutlass-dsl'): raise m.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "m.distribution = distribution\n"
+    )
+    done = spawn("build", *MODEL, "--store", tmp_path / "store", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 6
+    assert "planfreeze[build]" in done.stderr
+
+
+def test_loading_on_a_machine_without_a_device_exits_6(store: Path) -> None:
+    done = spawn("replay", *MODEL, "--store", store, "--device", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 6
+    assert "no CUDA device" in done.stderr
+
+
+def test_explain_shows_the_key_and_finds_a_stored_payload(store: Path) -> None:
+    status, stdout, _ = run(
+        "explain", "topk_sum", "hidden=5120", "top_k=6", "--arch", "sm_90a", "--store", store, "--json"
+    )
+    (found,) = json.loads(stdout)["programs"]
+    assert (status, found["stored"], found["nearest"]) == (0, True, "")
+    assert found["labels"]["arch"] == "sm_90a"
+    assert {"family", "payload", "sources", "toolchain"} <= set(found["labels"])
+
+
+def test_explain_names_the_nearest_stored_payload_with_the_fields_that_differ(store: Path) -> None:
+    status, stdout, _ = run("explain", "topk_sum", "hidden=5120", "top_k=8", "--arch", "sm_90a", "--store", store)
+    assert status == 3
+    assert "top_k: 6 -> 8" in stdout
+
+
+@pytest.mark.parametrize(
+    "fields", [["hidden=5120"], ["hidden=5120", "top_k=6", "colour=1"], ["hidden"], ["hidden=a", "top_k=6"]]
+)
+def test_explain_refuses_fields_the_payload_does_not_have(store: Path, fields: list[str]) -> None:
+    status, _, stderr = run("explain", "topk_sum", *fields, "--arch", "sm_90a", "--store", store)
+    assert status == 2
+    assert "topk_sum" in stderr
+
+
+def test_explain_of_an_unknown_family_exits_3(store: Path) -> None:
+    assert run("explain", "no_such_family", "--arch", "sm_90a", "--store", store)[0] == 3
+
+
+@pytest.mark.parametrize("arguments", [("plan", *MODEL), ("build", *MODEL), ("replay", *MODEL), ("--help",)])
+def test_no_command_imports_a_compiler_when_nothing_is_to_compile(store: Path, arguments: tuple[str, ...]) -> None:
+    where = () if arguments[0] in ("plan", "--help") else ("--store", store)
+    script = (
+        "import sys, atexit\n"
+        "def report():\n"
+        "    heavy = {'triton', 'cutlass', 'torch', 'cuda'} & {name.partition('.')[0] for name in sys.modules}\n"
+        "    sys.stderr.write(f'heavy: {sorted(heavy)}')\n"
+        "atexit.register(report)\n"
+        f"sys.argv = ['planfreeze', *{[*map(str, (*arguments, *where))]!r}]\n"
+        "from planfreeze.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("heavy: []")
+
+
+def test_the_version_is_the_packages() -> None:
+    import planfreeze
+
+    assert run("--version")[1].strip() == f"planfreeze {planfreeze.__version__}"

@@ -1,0 +1,189 @@
+"""Binding and launching, with a driver that records calls in place of a device."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from planfreeze.builds import build_plans
+from planfreeze.cache.store import Store
+from planfreeze.errors import InvalidArgument, LaunchFailed, SessionState, WrongArch
+from planfreeze.kernels.moe.topk_sum import TopkSumPayload
+from planfreeze.plans import Plan
+from planfreeze.programs import Device, Program
+from planfreeze.resolve import ResolvedProgram, resolve_plan
+from planfreeze.target import target
+
+HIDDEN, TOP_K, TOKENS = 256, 2, 3
+
+
+def status(name: str) -> SimpleNamespace:
+    return SimpleNamespace(name=name, value=0 if name == "CUDA_SUCCESS" else 1)
+
+
+class RecordingDriver:
+    """Answers every driver call with success, and keeps the calls."""
+
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared",
+        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carveout",
+    )
+    CUresult = SimpleNamespace(CUDA_SUCCESS=status("CUDA_SUCCESS"))
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.refusals: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            self.calls.append((name, arguments))
+            if name == "cuLaunchKernel":
+                return (status(self.refusals.pop(0) if self.refusals else "CUDA_SUCCESS"),)
+            return (status("CUDA_SUCCESS"), 4)
+
+        return call
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+class RecordingDevice(Device):
+    """A device whose tensors are on the CPU and whose driver records."""
+
+    def __init__(self) -> None:
+        self.ordinal = 0
+        self.driver = RecordingDriver()
+        self.torch = torch
+        self.torch_device = torch.device("cpu")
+        self.name = "recording device"
+        self.capability = (9, 0)
+        self.sm_count = 132
+        self._primary = "primary context"
+        self.dtypes = {"bf16": torch.bfloat16}
+        self._current_stream = lambda ordinal: 77
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> ResolvedProgram:
+    folder = tmp_path_factory.mktemp("programs")
+    store = Store.open(folder / "store", writable=True)
+    payload = TopkSumPayload(hidden=HIDDEN, top_k=TOP_K)
+    plan = Plan(model="programs", tp=1, target=target("sm_90a"), payloads=(payload,))
+    report = build_plans([plan], store, jobs=1, toolchains=folder)
+    return resolve_plan(report.plans[0], store).check()[0]
+
+
+@pytest.fixture
+def program(resolved: ResolvedProgram) -> Program:
+    return Program(resolved, RecordingDevice())
+
+
+def rows(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(tokens * TOP_K, HIDDEN, dtype=dtype)
+
+
+def sums(tokens: int = TOKENS) -> torch.Tensor:
+    return torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16)
+
+
+def test_loading_sets_shared_memory_and_reads_the_occupancy(program: Program) -> None:
+    assert program.resident_blocks == 132 * 4
+    assert program.device.driver.named("cuFuncSetAttribute")[0][1:] == ("shared", program.launch_info.shared_bytes)
+
+
+def test_a_device_of_another_architecture_is_refused(resolved: ResolvedProgram) -> None:
+    device = RecordingDevice()
+    device.capability = (12, 0)
+    with pytest.raises(WrongArch, match="sm_90a"):
+        Program(resolved, device)
+    assert device.driver.calls == []
+
+
+def test_a_launch_is_one_driver_call_on_the_current_stream(program: Program) -> None:
+    bound = program.bind(rows(), sums(), TOKENS)
+    program.device.driver.calls.clear()
+    bound.launch()
+    bound.launch(123)
+    first, second = program.device.driver.named("cuLaunchKernel")
+    assert len(program.device.driver.calls) == 2
+    assert first[1:4] == bound.grid
+    assert first[4:8] == (*program.launch_info.block, program.launch_info.shared_bytes)
+    assert (first[8], second[8]) == (77, 123)
+
+
+def test_arguments_reach_the_driver_in_order_by_name_or_position(program: Program) -> None:
+    source, out = rows(), sums()
+    for bound in (program.bind(source, out, TOKENS), program.bind(tokens=TOKENS, out=out, route_output=source)):
+        assert list(bound._values) == [source.data_ptr(), out.data_ptr(), TOKENS]
+
+
+def test_a_call_without_tokens_launches_nothing(program: Program) -> None:
+    program.bind(rows(), sums(), 0).launch()
+    assert program.device.driver.named("cuLaunchKernel") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "argument", "reason"),
+    [
+        ((rows(), sums()), {}, "tokens", "missing"),
+        ((rows(), sums(), TOKENS, 1), {}, "number 4", "one too many"),
+        ((rows(), sums(), TOKENS), {"tokens": 1}, "tokens", "twice"),
+        ((rows(), sums(), TOKENS), {"routes": 1}, "routes", "unknown"),
+        ((rows(dtype=torch.float16), sums(), TOKENS), {}, "route_output", "float16"),
+        ((rows().to("meta"), sums(), TOKENS), {}, "route_output", "meta"),
+        ((rows().T, sums(), TOKENS), {}, "route_output", "contiguous"),
+        ((rows(4).view(-1)[1:-1], sums(), TOKENS), {}, "route_output", "aligned"),
+        ((rows(2), sums(), TOKENS), {}, "route_output", "1024 elements, the kernel may touch 1536"),
+        ((rows(), sums(2), TOKENS), {}, "out", "elements"),
+        ((rows(), sums(), 3.0), {}, "tokens", "float"),
+        ((rows(), sums(), True), {}, "tokens", "bool"),
+        ((rows(), sums(), 2**31), {}, "tokens", "i32"),
+        ((rows(), sums(), -1), {}, "tokens", "negative"),
+        (("rows", sums(), TOKENS), {}, "route_output", "str"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_nothing_is_launched(
+    program: Program, values: tuple[Any, ...], named: dict[str, Any], argument: str, reason: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"argument {argument} .*{reason}"):
+        program.launch(*values, **named)
+    assert program.device.driver.named("cuLaunchKernel") == []
+
+
+def test_a_thread_without_the_context_launches_with_it_pushed(program: Program) -> None:
+    bound = program.bind(rows(), sums(), TOKENS)
+    program.device.driver.calls.clear()
+    program.device.driver.refusals.append("CUDA_ERROR_INVALID_CONTEXT")
+    bound.launch()
+    assert [name for name, _ in program.device.driver.calls] == [
+        "cuLaunchKernel",
+        "cuCtxPushCurrent",
+        "cuLaunchKernel",
+        "cuCtxPopCurrent",
+    ]
+
+
+def test_a_refused_launch_names_program_and_reason(program: Program) -> None:
+    program.device.driver.refusals.append("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+    with pytest.raises(LaunchFailed, match=r"topk_sum\(hidden=256, top_k=2\).*LAUNCH_OUT_OF_RESOURCES"):
+        program.launch(rows(), sums(), TOKENS)
+
+
+def test_an_unloaded_program_raises_and_is_unloaded_once(program: Program) -> None:
+    bound = program.bind(rows(), sums(), TOKENS)
+    program.unload("the session was closed")
+    program.unload("the session was closed")
+    with pytest.raises(SessionState, match="closed"):
+        bound.launch()
+    with pytest.raises(SessionState, match="closed"):
+        program.bind(rows(), sums(), TOKENS)
+    assert len(program.device.driver.named("cuLibraryUnload")) == 1
+
+
+def test_bound_tensors_live_as_long_as_the_bound_program(program: Program) -> None:
+    source = rows()
+    bound = program.bind(source, sums(), TOKENS)
+    address = source.data_ptr()
+    del source
+    assert bound.kept[0].data_ptr() == address

@@ -1,0 +1,233 @@
+"""Checks of every family on a device. Each returns what it compared and the figures it read."""
+
+from typing import Any
+
+import torch
+from layer import ARCH, Projection, make_projection, random_routes
+from torch import Tensor
+
+from planfreeze.kernels.moe import reference
+from planfreeze.kernels.moe.act_quant import ActQuantPayload
+from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
+from planfreeze.kernels.moe.topk_sum import TopkSumPayload
+from planfreeze.kernels.scales.expand import ExpandPayload
+from planfreeze.kernels.scales.inline import encode
+from planfreeze.kernels.scales.native import native_plane
+from planfreeze.kernels.scales.storage import InlineScales
+from planfreeze.kernels.scales.synthetic import synthetic_scales
+from planfreeze.sessions import Session
+
+DEVICE = "cuda"
+POISON = 0xFF
+TOLERANCE = 4e-3  # relative L2 against the float64 reference with the kernels' own roundings
+LIVE_TOKENS = (1, 3, 8)
+ID_TYPES = {32: torch.int32, 64: torch.int64}
+
+
+class Disagreement(Exception):
+    """A kernel's result is not the expected one."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise Disagreement unless something holds."""
+    if not holds:
+        raise Disagreement(what)
+
+
+def generator(seed: int) -> torch.Generator:
+    """Make the generator of one check."""
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def relative_l2(found: Tensor, expected: Tensor) -> float:
+    """Return the relative L2 error, accumulated in float64."""
+    difference = found.double() - expected.double()
+    return float(difference.norm() / expected.double().norm())
+
+
+def check_expand(session: Session, payload: ExpandPayload) -> dict[str, Any]:
+    """Expand over a target filled with 0xFF; the native plane comes back byte for byte."""
+    plane = native_plane(payload.geometry, synthetic_scales(payload.geometry, payload.experts, generator(1)))
+    inline = encode(payload.geometry, plane)
+    expand(session, payload, inline, found := torch.full_like(plane, POISON))
+    require(torch.equal(found, plane), "the expanded plane is not the native plane")
+    headers = inline.parts()[0].view(-1, 96)[:, 64:68].contiguous().view(torch.int32)
+    records = int(((headers > 0) & (headers < 8)).sum())
+    require(inline.raw_tiles > 0 and records > 0, "the data has no raw tile or no exception record")
+    return {"compared_with": "native plane", "raw_tiles": inline.raw_tiles, "tiles_with_records": records}
+
+
+def check_wide_expand(session: Session, payload: ExpandPayload) -> dict[str, Any]:
+    """Expand a plane of more than 2^31 bytes, of one constant: offsets are 64 bits wide."""
+    geometry, experts = payload.geometry, payload.experts
+    storage = torch.zeros(geometry.inline_bytes(experts), dtype=torch.uint8, device=DEVICE)
+    inline = InlineScales(geometry=geometry, experts=experts, storage=storage, raw_tiles=0)
+    inline.parts()[1].fill_(127)
+    found = torch.full((experts, geometry.native_bytes(1)), POISON, dtype=torch.uint8, device=DEVICE)
+    require(found.numel() > 2**31, "the plane has no offset beyond 2^31")
+    expand(session, payload, inline, found)
+    wrong = sum(int((part != 127).sum()) for part in found.split(1024))
+    require(wrong == 0, f"{wrong} bytes of the wide plane are not 127")
+    return {"compared_with": "constant plane", "plane_bytes": found.numel()}
+
+
+def expand(session: Session, payload: ExpandPayload, inline: InlineScales, native: Tensor) -> None:
+    """Launch one expansion."""
+    tiles = payload.experts * payload.geometry.tiles
+    session.program(payload).bind(inline.storage, native, tiles).launch()
+    torch.cuda.synchronize()
+
+
+def check_act_quant(session: Session, payload: ActQuantPayload) -> dict[str, Any]:
+    """Quantise random rows, zero blocks, huge and tiny ones; bytes and scales equal the reference's."""
+    program = session.program(payload)
+    for tokens in (1, 3, 8, 129, 1536):
+        x = torch.randn(tokens, payload.hidden, generator=generator(tokens), device=DEVICE).bfloat16()
+        x.view(-1, 32)[::7] = 0
+        x.view(-1, 32)[3::11] *= 1e30
+        x.view(-1, 32)[5::13] *= 1e-38
+        a8 = torch.full((tokens, payload.hidden), POISON, dtype=torch.uint8, device=DEVICE)
+        scale = torch.full((tokens, payload.hidden // 32), torch.nan, device=DEVICE)
+        program.bind(x, a8, scale, tokens).launch()
+        expected, expected_scale = quantised(x)
+        require(torch.equal(a8, expected), f"payload of {tokens} tokens differs in {int((a8 != expected).sum())} bytes")
+        require(torch.equal(scale, expected_scale), f"scales of {tokens} tokens differ")
+    return {"compared_with": "torch reference, bit for bit"}
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the reference's activations in this architecture's order, and their scale plane."""
+    payload, scales = reference.quantise_mxfp8(x)
+    return reference.arrange_activations(payload, ARCH), reference.activation_scales(scales, ARCH)
+
+
+def check_topk_sum(session: Session, payload: TopkSumPayload) -> dict[str, Any]:
+    """Sum random route rows; the result equals fp32 sums in route order."""
+    for tokens in (1, 3, 8, 129, 1536):
+        rows = torch.randn(
+            tokens * payload.top_k, payload.hidden, generator=generator(tokens), device=DEVICE
+        ).bfloat16()
+        out = torch.full((tokens, payload.hidden), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+        session.program(payload).bind(rows, out, tokens).launch()
+        require(same_bits(out, reference.sum_routes(rows, payload.top_k)), f"sums of {tokens} tokens differ")
+    return {"compared_with": "torch reference, bit for bit"}
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Compare bf16 tensors as integers: NaN equals itself, 0 is not -0."""
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def check_micro_fc1(
+    session: Session, layer: Projection, inline: MicroFc1Payload, native: MicroFc1Payload
+) -> dict[str, Any]:
+    """Compare inline with native bit for bit and both with float64, eagerly and in a CUDA graph.
+
+    1, 3 and 8 live tokens, random ids with one out of range. In the graph: poisoned results, changed inputs.
+    """
+    errors = []
+    for tokens in LIVE_TOKENS:
+        call = MicroCall(session, layer, inline, native, tokens)
+        call.run()
+        errors.append(call.compare())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call.run()
+        for _ in range(3):
+            call.change_inputs()
+            call.poison()
+            allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+            graph.replay()
+            torch.cuda.synchronize()
+            require(torch.cuda.memory_stats()["allocation.all.allocated"] == allocated, "a replay allocated memory")
+            errors.append(call.compare())
+    return {
+        "compared_with": "the other form of scales bit for bit, float64 reference",
+        "live_tokens": LIVE_TOKENS,
+        "relative_l2_max": max(errors),
+        "tolerance": TOLERANCE,
+    }
+
+
+class MicroCall:
+    """One call of the quantiser and of both forms of the first projection, over buffers of its own."""
+
+    def __init__(
+        self, session: Session, layer: Projection, inline: MicroFc1Payload, native: MicroFc1Payload, tokens: int
+    ) -> None:
+        self.layer = layer
+        pairs, columns = tokens * layer.top_k, 2 * layer.intermediate
+        seed = generator(tokens)
+        self.x = 0.1 * torch.randn(tokens, layer.hidden, generator=seed, device=DEVICE).bfloat16()
+        self.ids = random_routes(tokens, layer.experts, layer.top_k, seed).to(ID_TYPES[inline.id_bits])
+        self.alpha = 0.5 + torch.rand(layer.experts, generator=seed, device=DEVICE)
+        self.a8 = torch.empty(tokens, layer.hidden, dtype=torch.uint8, device=DEVICE)
+        self.a_scale = torch.empty(tokens, layer.hidden // 32, device=DEVICE)
+        self.found = torch.empty(2, pairs, columns, dtype=torch.bfloat16, device=DEVICE)
+        self.poison()
+        quantise = session.program(ActQuantPayload(hidden=layer.hidden))
+        activations = (self.a8, self.a_scale, layer.words)
+        routes = (self.ids, self.alpha)
+        self.bound = (
+            quantise.bind(self.x, self.a8, self.a_scale, tokens),
+            session.program(inline).bind(
+                *activations, *layer.inline.parts(), *routes, self.found[0], pairs, layer.experts
+            ),
+            session.program(native).bind(*activations, layer.native, *routes, self.found[1], pairs, layer.experts),
+        )
+
+    def run(self) -> None:
+        """Launch everything on the current stream."""
+        for bound in self.bound:
+            bound.launch()
+
+    def poison(self) -> None:
+        """Fill what the kernels write with values that must not survive."""
+        self.a8.fill_(POISON)
+        self.a_scale.fill_(torch.nan)
+        self.found.fill_(torch.nan)
+
+    def change_inputs(self) -> None:
+        """Negate the activations and move every route to the next expert; then take one id out of range."""
+        self.x.neg_()
+        self.ids.add_(1).remainder_(self.layer.experts)
+        self.ids.view(-1)[-1] = self.layer.experts
+
+    def compare(self) -> float:
+        """Return the relative L2 error; raise when the forms differ, or it is beyond the tolerance."""
+        torch.cuda.synchronize()
+        inline, native = self.found
+        require(same_bits(inline, native), f"inline and native differ in {int((inline != native).sum())} places")
+        expected = reference.micro_fc1(self.x, self.layer.codes, self.layer.scales, self.ids, alpha=self.alpha)
+        skipped = expected[:, 0].isnan()
+        require(bool(inline[skipped].isnan().all()), "a row of an invalid route was written")
+        live, wanted = inline[~skipped], expected[~skipped]
+        require(bool(live.isfinite().all()) and bool(live.any()), "results are not finite, or all zero")
+        error = relative_l2(live, wanted)
+        require(error <= TOLERANCE, f"relative L2 error {error:.3e} against float64")
+        return error
+
+
+def check_micro_layer(session: Session, experts: int, payload: MicroFc1Payload) -> dict[str, Any]:
+    """Check one model's projection for both id types."""
+    layer = make_projection(
+        experts=experts,
+        hidden=payload.hidden,
+        intermediate=payload.intermediate,
+        top_k=payload.top_k,
+        generator=generator(7),
+    )
+    found = []
+    for bits in ID_TYPES:
+        inline, native = (
+            MicroFc1Payload(
+                hidden=payload.hidden,
+                intermediate=payload.intermediate,
+                top_k=payload.top_k,
+                id_bits=bits,
+                csf_inline=csf_inline,
+            )
+            for csf_inline in (True, False)
+        )
+        found.append(check_micro_fc1(session, layer, inline, native))
+    return max(found, key=lambda figures: figures["relative_l2_max"])

@@ -1,0 +1,80 @@
+"""Random layers and routes for checks and timings on a device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planfreeze.kernels.moe.weights import pack_w13
+from planfreeze.kernels.scales.geometry import ScaleGeometry
+from planfreeze.kernels.scales.inline import encode
+from planfreeze.kernels.scales.native import native_plane
+from planfreeze.kernels.scales.storage import InlineScales
+
+ARCH = "sm_90a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """The first projection of a layer, in all forms its kernels read.
+
+    Parameters
+    ----------
+    codes : Tensor
+        ``(experts, 2 * intermediate, hidden / 2)`` logical FP4 codes, up rows first.
+    scales : Tensor
+        ``(experts, 2 * intermediate, hidden / 32)`` E8M0 bytes.
+    """
+
+    experts: int
+    hidden: int
+    intermediate: int
+    top_k: int
+    codes: Tensor
+    scales: Tensor
+    words: Tensor
+    native: Tensor
+    inline: InlineScales
+
+
+def make_projection(
+    *, experts: int, hidden: int, intermediate: int, top_k: int, generator: torch.Generator
+) -> Projection:
+    """Make random weights, and scales with the outliers of real ones."""
+    rows = 2 * intermediate
+    geometry = ScaleGeometry(rows=rows, columns=hidden // 32, group_rows=intermediate)
+    codes = random_bytes(generator, 0, 255, experts, rows, hidden // 2)
+    scales = layer_scales(experts, rows, hidden // 32, generator)
+    native = native_plane(geometry, scales)
+    return Projection(
+        experts=experts,
+        hidden=hidden,
+        intermediate=intermediate,
+        top_k=top_k,
+        codes=codes,
+        scales=scales,
+        words=pack_w13(codes, ARCH),
+        native=native,
+        inline=encode(geometry, native),
+    )
+
+
+def layer_scales(experts: int, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """Make scales of moderate size: row bases 120..125 and a bit, some outliers, three dense runs of four rows."""
+    scales = random_bytes(generator, 120, 125, experts, rows, 1) + random_bytes(generator, 0, 1, experts, rows, columns)
+    sparse = scales.view(-1)[::97]
+    sparse.copy_(random_bytes(generator, 116, 129, len(sparse)))
+    for row in (40, rows // 2 - 8, rows - 4):
+        scales[:, row : row + 4] = random_bytes(generator, 114, 131, experts, 4, columns)
+    return scales
+
+
+def random_bytes(generator: torch.Generator, low: int, high: int, *size: int) -> Tensor:
+    """Draw uint8 in low..high."""
+    return torch.randint(low, high + 1, size, generator=generator, device=generator.device, dtype=torch.uint8)
+
+
+def random_routes(tokens: int, experts: int, top_k: int, generator: torch.Generator) -> Tensor:
+    """Draw ``(tokens, top_k)`` int64 expert ids, each token's distinct."""
+    ranks = torch.rand(tokens, experts, generator=generator, device=generator.device)
+    return ranks.argsort(dim=1)[:, :top_k].contiguous()

@@ -1,0 +1,210 @@
+"""Launch the pack on a device with every compiler hidden, compare, time, and write the evidence.
+
+python tools/h200/run.py STORE OUT [--stranded FILE]. STORE comes from tools/h200/pack.py, OUT gets h200.json. FILE is
+what tests/scales/stranded_pages.py printed. The exit status is 1 when a check failed.
+"""
+
+from blindfold import Blindfold
+
+BLINDFOLD = Blindfold()  # before anything could import a compiler
+
+import argparse
+import importlib.metadata
+import json
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import checks
+import pack
+import timings
+import torch
+from probes.checks import check_planes, check_words
+
+import planfreeze
+from planfreeze.errors import MissingPrograms, UnplannedProgram
+from planfreeze.guard import no_compilation
+from planfreeze.kernels.moe.act_quant import ActQuantPayload
+from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
+from planfreeze.kernels.moe.topk_sum import TopkSumPayload
+from planfreeze.kernels.scales.expand import ExpandPayload
+from planfreeze.models import load_model
+from planfreeze.payload import Payload
+from planfreeze.resolve import planned_programs, program_name
+from planfreeze.sessions import Session
+
+
+class Run:
+    """The session under check, and what was found so far."""
+
+    def __init__(self, store: Path) -> None:
+        self.plans = [plan.name for plan in (*pack.model_plans(), pack.check_plan())]
+        self.session = planfreeze.session(*self.plans, store=store, is_trusted=True).freeze()
+        self.blobs = {
+            planned.payload.digest: planned.entry.blob
+            for plan in self.session.plans
+            for planned in planned_programs(plan)
+        }
+        self.programs: dict[str, dict[str, Any]] = {}
+        self.rows: list[tuple[str, str, float]] = []
+
+    def check(self, name: str, payloads: Sequence[Payload], call: Callable[[], dict[str, Any]]) -> None:
+        """Run one check; programs it passed for enter the evidence."""
+        started = time.perf_counter()
+        try:
+            figures = call()
+        except Exception as error:  # noqa: BLE001 - one failed check must not hide the others
+            traceback.print_exc()
+            self.rows.append((name, f"FAILED: {type(error).__name__}: {error}"[:160], time.perf_counter() - started))
+            torch.cuda.synchronize()
+            return
+        self.rows.append((name, "passed", time.perf_counter() - started))
+        for payload in payloads:
+            self.programs[payload.digest] = {
+                "family": payload.family_name,
+                "payload": payload.to_fields(),
+                "payload_digest": payload.digest,
+                "blob": self.blobs[payload.digest],
+                **figures,
+            }
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether any check failed."""
+        return any(state != "passed" for _, state, _ in self.rows)
+
+
+def run_checks(run: Run, store: Path) -> None:
+    """Run every check."""
+    session = run.session
+    for plan in pack.model_plans():
+        model = load_model(plan.model)
+        for payload in plan.payloads:
+            if isinstance(payload, ActQuantPayload):
+                run.check(program_name(payload), [payload], lambda p=payload: checks.check_act_quant(session, p))
+            elif isinstance(payload, TopkSumPayload):
+                run.check(program_name(payload), [payload], lambda p=payload: checks.check_topk_sum(session, p))
+            elif isinstance(payload, ExpandPayload):
+                run.check(program_name(payload), [payload], lambda p=payload: checks.check_expand(session, p))
+        micro = [payload for payload in plan.payloads if isinstance(payload, MicroFc1Payload)]
+        run.check(
+            f"micro_fc1 of {plan.name}",
+            micro,
+            lambda first=micro[0], experts=model.experts: checks.check_micro_layer(session, experts, first),
+        )
+        torch.cuda.empty_cache()
+    for geometry in pack.INLINE_GEOMETRIES:
+        payload = pack.expand_payload(geometry)
+        run.check(program_name(payload), [payload], lambda p=payload: checks.check_expand(session, p))
+    run.check(program_name(pack.WIDE), [pack.WIDE], lambda: checks.check_wide_expand(session, pack.WIDE))
+    torch.cuda.empty_cache()
+    for geometry in pack.PROBED:
+        for thread in pack.COPY_THREADS:
+            words = pack.words_payload(geometry, thread)
+            run.check(program_name(words), [words], lambda p=words: check_words(session, p))
+        planes = [pack.planes_payload(geometry, is_inline=inline) for inline in (False, True)]
+        run.check(program_name(planes[1]), planes, lambda p=planes: check_planes(session, *p))
+    run.check("a removed program is refused", [], lambda: check_removed(store))
+
+
+def check_removed(store: Path) -> dict[str, Any]:
+    """Launch an expansion with lowering forbidden; with its record removed, or unplanned, it is refused by name."""
+    payload = pack.expand_payload(pack.INLINE_GEOMETRIES[1])
+    plan = pack.check_plan().name
+    with tempfile.TemporaryDirectory() as folder, no_compilation() as guard:
+        copy = Path(folder) / "store"
+        shutil.copytree(store, copy)
+        with planfreeze.session(plan, store=copy, is_trusted=True) as session:
+            checks.check_expand(session, payload)
+            unplanned = ExpandPayload(experts=5, rows=5120, columns=18, group_rows=5120)
+            expect(UnplannedProgram, lambda: session.program(unplanned), "experts")
+            planned = next(p for p in planned_programs(session.plans[0]) if p.payload == payload)
+        (copy / "records" / planned.entry.key[:2] / planned.entry.key).unlink()
+        with planfreeze.session(plan, store=copy, is_trusted=True) as session:
+            expect(MissingPrograms, session.freeze, program_name(payload))
+    checks.require(not sum(guard.attempts.values()), "something tried to compile")
+    return {}
+
+
+def expect(error: type[Exception], call: Callable[[], Any], named: str) -> None:
+    """Require that a call raises an error whose text names something."""
+    try:
+        call()
+    except error as raised:
+        checks.require(named in str(raised), f"{error.__name__} does not name {named}: {raised}")
+    else:
+        raise checks.Disagreement(f"{error.__name__} was not raised")
+
+
+def run_timings(session: Session, figures: dict[str, Any]) -> None:
+    """Add the timings of ds41 on four ranks to ``figures`` as they come."""
+    plan = pack.model_plans()[0]
+    first = next(payload for payload in plan.payloads if isinstance(payload, MicroFc1Payload))
+    expands = tuple(payload for payload in plan.payloads if isinstance(payload, ExpandPayload))
+    figures["launch_host_us"] = timings.time_launch(session, first.hidden, first.top_k)
+    figures["small_us"] = timings.time_small(session, first.hidden, first.top_k)
+    figures["expand_layer_us"] = timings.time_expand(session, expands)
+    figures["encode_layer_ms"] = timings.time_encode(tuple(p.geometry for p in expands), expands[0].experts)
+    layer = timings.make_layer(load_model(plan.model).experts, first)
+    figures["micro_fc1_us"] = timings.time_micro_fc1(session, layer)
+
+
+def describe_machine(session: Session) -> dict[str, Any]:
+    """Return device, driver and versions."""
+    device = session.program(ActQuantPayload(hidden=5120)).device
+    version = device.check("version", device.driver.cuDriverGetVersion())
+    kernel_driver = Path("/proc/driver/nvidia/version")
+    return {
+        "device": device.name,
+        "cuda_driver": f"{version // 1000}.{version % 1000 // 10}",
+        "kernel_driver": kernel_driver.read_text().splitlines()[0] if kernel_driver.exists() else "unknown",
+        "versions": {
+            "python": sys.version.split()[0],
+            **{name: importlib.metadata.version(name) for name in ("torch", "cuda-core", "cuda-bindings")},
+        },
+    }
+
+
+def main() -> None:
+    """Run everything and write the evidence."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("store", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--stranded", type=Path)
+    given = parser.parse_args()
+    run = Run(given.store)
+    figures: dict[str, Any] = {}
+    run_checks(run, given.store)
+    run.check("timings", [], lambda: run_timings(run.session, figures) or {})
+    attempts = sum(run.session.attempts.values())
+    hidden = BLINDFOLD.report()
+    run.check("no compiler", [], lambda: checks.require(not any(hidden.values()) and not attempts, str(hidden)) or {})
+    evidence = {
+        **describe_machine(run.session),
+        "no_compiler": {**hidden, "attempts": attempts},
+        "stranded_pages": json.loads(given.stranded.read_text()) if given.stranded else None,
+        "checks": [{"name": name, "state": state} for name, state, _ in run.rows],
+        "timings": figures,
+        "programs": sorted(run.programs.values(), key=lambda p: (p["family"], p["payload_digest"])),
+    }
+    (given.out / "h200.json").write_text(json.dumps(evidence, indent=1) + "\n")
+    print_table(run.rows, figures)
+    sys.exit(run.has_failed)
+
+
+def print_table(rows: list[tuple[str, str, float]], figures: dict[str, Any]) -> None:
+    """Print a short table: checks, then medians."""
+    for name, state, seconds in rows:
+        sys.stdout.write(f"{state:<8.160} {seconds:6.2f} s  {name}\n")
+    sys.stdout.write(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    main()

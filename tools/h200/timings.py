@@ -1,0 +1,207 @@
+"""Timings on a device: CUDA graphs, interleaved, medians; and the host's side of a launch."""
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from checks import DEVICE, generator
+from layer import Projection, make_projection, random_routes
+from torch import Tensor
+
+from planfreeze.kernels.moe.act_quant import ActQuantPayload
+from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
+from planfreeze.kernels.moe.topk_sum import TopkSumPayload
+from planfreeze.kernels.scales.expand import ExpandPayload
+from planfreeze.kernels.scales.geometry import ScaleGeometry
+from planfreeze.kernels.scales.inline import encode
+from planfreeze.kernels.scales.native import native_plane
+from planfreeze.sessions import Session
+
+ROUNDS = 60
+CALLS = 20
+ROUTINGS = 5
+
+
+def median_us(arms: dict[str, list[Callable[[], None]]]) -> dict[str, dict[str, float]]:
+    """Time each arm's calls as one graph of 20, arms interleaved round by round; microseconds a call."""
+    graphs = {name: capture(calls) for name, calls in arms.items()}
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3 / CALLS)
+    return {name: spread(values[ROUNDS // 10 :]) for name, values in times.items()}
+
+
+def capture(calls: list[Callable[[], None]]) -> torch.cuda.CUDAGraph:
+    """Capture 20 calls, taken in turn."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(CALLS):
+            calls[i % len(calls)]()
+    return graph
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median, and the 10th and 90th percentile."""
+    ordered = sorted(values)
+    return {
+        "median": statistics.median(values),
+        "p10": ordered[len(ordered) // 10],
+        "p90": ordered[len(ordered) * 9 // 10],
+    }
+
+
+def make_layer(experts: int, payload: MicroFc1Payload) -> Projection:
+    """Make the random projection that a payload reads."""
+    return make_projection(
+        experts=experts,
+        hidden=payload.hidden,
+        intermediate=payload.intermediate,
+        top_k=payload.top_k,
+        generator=generator(7),
+    )
+
+
+def time_micro_fc1(session: Session, layer: Projection) -> dict[str, Any]:
+    """Time both forms at 1, 3 and 8 tokens over five routings; the floor counts each routed expert once."""
+    figures = {}
+    for tokens in (1, 3, 8):
+        arms: dict[str, list[Callable[[], None]]] = {"inline": [], "native": []}
+        experts_read = []
+        for seed in range(ROUTINGS):
+            ids = random_routes(tokens, layer.experts, layer.top_k, generator(100 + seed))
+            experts_read.append(ids.unique().numel())
+            for name, call in micro_calls(session, layer, ids).items():
+                arms[name].append(call)
+        timed = median_us(arms)
+        weights = layer.words.numel() // layer.experts
+        for name, scales in (("inline", layer.inline.storage), ("native", layer.native)):
+            timed[name]["floor_bytes"] = statistics.mean(experts_read) * (weights + scales.numel() / layer.experts)
+        figures[str(tokens)] = timed
+    return figures
+
+
+def micro_calls(session: Session, layer: Projection, ids: Tensor) -> dict[str, Callable[[], None]]:
+    """Bind both forms to random activations."""
+    tokens, pairs = ids.shape[0], ids.numel()
+    seed = generator(3)
+    a8 = torch.randint(0, 120, (tokens, layer.hidden), generator=seed, device=DEVICE, dtype=torch.uint8)
+    a_scale = torch.rand(tokens, layer.hidden // 32, generator=seed, device=DEVICE)
+    alpha = torch.ones(layer.experts, device=DEVICE)
+    out = torch.empty(pairs, 2 * layer.intermediate, dtype=torch.bfloat16, device=DEVICE)
+    calls = {}
+    for name, scales in (("inline", layer.inline.parts()), ("native", (layer.native,))):
+        payload = MicroFc1Payload(
+            hidden=layer.hidden,
+            intermediate=layer.intermediate,
+            top_k=layer.top_k,
+            id_bits=64,
+            csf_inline=name == "inline",
+        )
+        bound = session.program(payload).bind(a8, a_scale, layer.words, *scales, ids, alpha, out, pairs, layer.experts)
+        calls[name] = bound.launch
+    return calls
+
+
+def time_expand(session: Session, payloads: tuple[ExpandPayload, ...]) -> dict[str, Any]:
+    """Time the expansion of one layer: both projections, over realistic scales."""
+    calls, moved = [], 0
+    for payload in payloads:
+        plane = native_plane(payload.geometry, serving_scales(payload.geometry, payload.experts))
+        inline = encode(payload.geometry, plane)
+        moved += inline.storage.numel() + plane.numel()
+        calls.append(session.program(payload).bind(inline.storage, plane, payload.experts * payload.geometry.tiles))
+
+    def call() -> None:
+        for bound in calls:
+            bound.launch()
+
+    return {**median_us({"expand": [call]})["expand"], "floor_bytes": moved}
+
+
+def serving_scales(geometry: ScaleGeometry, experts: int) -> Tensor:
+    """Make scales with about the exceptions of real checkpoints: 0.03 % of the bytes, two dense rows an expert."""
+    seed = generator(11)
+
+    def draw(low: int, high: int, *size: int) -> Tensor:
+        return torch.randint(low, high + 1, size, generator=seed, device=DEVICE, dtype=torch.uint8)
+
+    scales = draw(112, 123, experts, geometry.rows, 1) + draw(0, 1, experts, geometry.rows, geometry.columns)
+    rare = torch.rand(scales.shape, generator=seed, device=DEVICE) < 3e-4
+    scales = torch.where(rare, scales + 2, scales)
+    scales[:, 100:102] = draw(114, 131, experts, 2, geometry.columns)
+    return scales
+
+
+def time_encode(geometries: tuple[ScaleGeometry, ...], experts: int) -> dict[str, float]:
+    """Time encoding one layer's planes into inline storage, in milliseconds of wall time."""
+    planes = [native_plane(geometry, serving_scales(geometry, experts)) for geometry in geometries]
+    times = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for geometry, plane in zip(geometries, planes, strict=True):
+            encode(geometry, plane)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - started) * 1e3)
+    return spread(times[1:])
+
+
+def time_small(session: Session, hidden: int, top_k: int) -> dict[str, Any]:
+    """Time the quantiser and the route sum at 8 and 1536 tokens."""
+    figures = {}
+    for tokens in (8, 1536):
+        x = torch.randn(tokens * top_k, hidden, device=DEVICE).bfloat16()
+        a8 = torch.empty(tokens, hidden, dtype=torch.uint8, device=DEVICE)
+        scale = torch.empty(tokens, hidden // 32, device=DEVICE)
+        out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=DEVICE)
+        quantise = session.program(ActQuantPayload(hidden=hidden)).bind(x, a8, scale, tokens)
+        total = session.program(TopkSumPayload(hidden=hidden, top_k=top_k)).bind(x, out, tokens)
+        figures[str(tokens)] = median_us({"act_quant": [quantise.launch], "topk_sum": [total.launch]})
+    return figures
+
+
+def time_launch(session: Session, hidden: int, top_k: int) -> dict[str, Any]:
+    """Time the host's side of a launch: bound, checked, and the bare driver call with packed parameters."""
+    rows = torch.zeros(top_k, hidden, dtype=torch.bfloat16, device=DEVICE)
+    out = torch.zeros(1, hidden, dtype=torch.bfloat16, device=DEVICE)
+    payload = TopkSumPayload(hidden=hidden, top_k=top_k)
+    program = session.program(payload)
+    bound = program.bind(rows, out, 1)
+    driver, info = program.device.driver, program.launch_info
+    words = (ctypes.c_int64 * 3)(rows.data_ptr(), out.data_ptr(), 1)
+    packed = (ctypes.c_void_p * 3)(*(ctypes.addressof(words) + 8 * i for i in range(3)))
+    address, function, stream = ctypes.addressof(packed), program._function, torch.cuda.current_stream().cuda_stream
+    sizes = (*bound.grid, *info.block, info.shared_bytes)
+    arms = {
+        "driver": lambda: driver.cuLaunchKernel(function, *sizes, stream, address, 0),
+        "bound": bound.launch,
+        "checked": lambda: program.launch(rows, out, 1),
+        "look_up": lambda: session.program(payload),
+    }
+    names = {payload.digest: 1}
+    text = str(payload.digest)
+    arms["dict"] = lambda: names[text]
+    return {name: spread([host_us(call) for _ in range(15)]) for name, call in arms.items()}
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """Return the host's microseconds a call over 500 calls; the device keeps up."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(500):
+        call()
+    elapsed = time.perf_counter() - started
+    torch.cuda.synchronize()
+    return elapsed / 500 * 1e6
