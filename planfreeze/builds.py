@@ -37,8 +37,10 @@ from planfreeze.workers import Task, Worker
 
 __all__ = ["BuildReport", "KeyedProgram", "Outcome", "build_plans", "key_plan"]
 
-# A builder that waits longer for another one to finish a program reports who holds it.
+# A builder that waits longer for another one to finish a program reports who holds it. It waits in steps, so that
+# it can be stopped and does not miss another program that is finished first.
 LOCK_TIMEOUT_S = 600.0
+LOCK_STEP_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ def build_plans(
     store : Store
         Open for writing.
     jobs : int
-        Compile processes at a time.
+        Compile processes at a time; at least one is used.
     on_outcome : callable
         Called in this thread with each outcome as it comes.
 
@@ -200,7 +202,7 @@ def build_programs(programs: list[KeyedProgram], store: Store, jobs: int) -> Ite
     board = Board(missing)
     slots = [
         threading.Thread(target=run_slot, args=(board, store, outcomes), daemon=True)
-        for _ in range(min(jobs, len(missing)))
+        for _ in range(max(1, min(jobs, len(missing))))
     ]
     for slot in slots:
         slot.start()
@@ -220,28 +222,26 @@ class Board:
     """The programs still to compile, shared by the slots of one build."""
 
     def __init__(self, missing: Iterable[KeyedProgram]) -> None:
-        self._waiting = deque(missing)
-        self._busy: deque[KeyedProgram] = deque()
+        self._waiting: deque[tuple[KeyedProgram, float | None]] = deque((program, None) for program in missing)
+        self._aside: deque[tuple[KeyedProgram, float | None]] = deque()
         self._workers: set[Worker] = set()
         self._lock = threading.Lock()
         self.is_stopped = False
 
-    def take(self, preferred: Target | None) -> tuple[KeyedProgram, bool] | None:
-        """Return the next program, of the preferred target if any is left, and whether to wait for its lock."""
+    def take(self, preferred: Target | None) -> tuple[KeyedProgram, float | None] | None:
+        """Return the next program, of the preferred target if any is left, and since when it has been put aside."""
         with self._lock:
-            if self.is_stopped:
+            waiting = self._waiting or self._aside
+            if self.is_stopped or not waiting:
                 return None
-            for waiting, patient in ((self._waiting, False), (self._busy, True)):
-                if waiting:
-                    chosen = next((p for p in waiting if p.target == preferred), waiting[0])
-                    waiting.remove(chosen)
-                    return chosen, patient
-            return None
+            chosen = next((pair for pair in waiting if pair[0].target == preferred), waiting[0])
+            waiting.remove(chosen)
+            return chosen
 
-    def put_aside(self, program: KeyedProgram) -> None:
+    def put_aside(self, program: KeyedProgram, since: float) -> None:
         """Leave a program for later that another builder is at work on."""
         with self._lock:
-            self._busy.append(program)
+            self._aside.append((program, since))
 
     def start_worker(self, target: Target) -> Worker:
         """Start a compile process unless the build was stopped."""
@@ -311,15 +311,18 @@ def run_slot(board: Board, store: Store, outcomes: "queue.SimpleQueue[Outcome | 
     slot = Slot(board)
     try:
         while (taken := board.take(slot.target)) is not None:
-            program, is_patient = taken
+            program, since = taken
             try:
-                with store.lock_key(program.key.digest, timeout_s=LOCK_TIMEOUT_S if is_patient else 0.0):
+                with store.lock_key(program.key.digest, timeout_s=0.0 if since is None else LOCK_STEP_S):
                     outcome = slot.compile(program, store)
             except KeyLocked as error:
-                if not is_patient:
-                    board.put_aside(program)
+                now = time.monotonic()
+                since = now if since is None else since
+                if now - since < LOCK_TIMEOUT_S:
+                    board.put_aside(program, since)
                     continue
-                outcome = Outcome(program=program, status="failed", reason=str(error))
+                locked = KeyLocked(error.key, error.store, error.holder, now - since)
+                outcome = Outcome(program=program, status="failed", reason=str(locked))
             outcomes.put(outcome)
     except BuildStoppedError:
         return
@@ -332,13 +335,19 @@ def run_slot(board: Board, store: Store, outcomes: "queue.SimpleQueue[Outcome | 
 def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:
     """Return the outcome of a program whose record and cubin are whole in the store.
 
-    Anything else counts as missing: it is compiled again, and publishing it puts the damaged entry aside.
+    Anything else counts as missing: it is compiled again, and publishing it puts the damaged entry aside. A whole
+    record that is none of this program is put aside here, since the store cannot tell.
     """
     try:
         encoded = store.get_record(program.key.digest)
         record = ProgramRecord.decode(encoded)
+        if (record.arch, record.payload) != (program.target.arch, program.payload.encode()):
+            raise DamagedRecord("it is another program's")
         cubin = store.get_blob(record.blob)
-    except (MissingEntry, DamagedEntry, DamagedRecord):
+    except (MissingEntry, DamagedEntry):
+        return None
+    except DamagedRecord as error:
+        store.quarantine("record", program.key.digest, str(error))
         return None
     return Outcome(
         program=program,

@@ -989,8 +989,8 @@ class UnparsableSource(PlanfreezeError):
 
     def __str__(self) -> str:
         return (
-            f"module {self.module} ({self.path}) cannot be parsed: {self.reason}. Its imports belong to the key of every "
-            f"program made from it. Correct it, or see: python -m py_compile {self.path}"
+            f"module {self.module} ({self.path}) cannot be parsed: {self.reason}. Its imports belong to the key of "
+            f"every program made from it. Correct it, or see: python -m py_compile {self.path}"
         )
 
 

@@ -10,7 +10,14 @@ from pathlib import Path
 import msgpack
 
 from planfreeze.cache.store import Store
-from planfreeze.errors import CompilerMissing, DamagedEntry, DamagedRecord, InvalidPayload, MissingEntry
+from planfreeze.errors import (
+    CompilerMissing,
+    DamagedEntry,
+    DamagedRecord,
+    InvalidPayload,
+    MissingEntry,
+    PlanfreezeError,
+)
 from planfreeze.family import load_family
 from planfreeze.key import dialect_of, make_key, source_roots
 from planfreeze.payload import Field, Payload
@@ -65,21 +72,24 @@ def stored_payloads(store: Store, kind: type[Payload], arch: str) -> tuple[Paylo
     Reads every record: for people who ask, not for serving. Damaged records and those of another version of the
     family are passed over.
     """
-    found = []
+    found: list[Payload] = []
     for entry in store.entries("record"):
         try:
             record = ProgramRecord.decode(store.get_record(entry.name))
         except (MissingEntry, DamagedEntry, DamagedRecord):
             continue
         family_name, stated = msgpack.unpackb(record.payload, use_list=False)
-        if family_name == kind.family_name and record.arch == arch and is_known(kind, dict(stated)):
-            found.append(kind.from_fields(dict(stated)))
+        if family_name == kind.family_name and record.arch == arch:
+            found += read_payload(kind, dict(stated))
     return tuple(found)
 
 
-def is_known(kind: type[Payload], stated: dict[str, Field]) -> bool:
-    """Tell whether a payload class still has the fields that a record states."""
-    return stated.keys() <= set(kind.field_names())
+def read_payload(kind: type[Payload], stated: dict[str, Field]) -> list[Payload]:
+    """Return the payload that a record states; none when the class now has other fields or other limits."""
+    try:
+        return [kind.from_fields(stated)]
+    except PlanfreezeError:
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,9 +150,9 @@ class FrozenPlan:
         """
         try:
             magic, plan_format, *rest = msgpack.unpackb(data, use_list=False)
-            if magic != "planfreeze plan":
+            if magic != "planfreeze plan" or type(plan_format) is not int:
                 raise DamagedPlan("it is not a frozen plan")
-            if plan_format != PLAN_FORMAT:
+            if plan_format > PLAN_FORMAT:
                 raise PlanTooNew(plan_format, PLAN_FORMAT)
             model, tp, arch, families, entries = rest
             plan = cls(
@@ -168,11 +168,23 @@ class FrozenPlan:
                     for family, fields, key, record, blob in entries
                 ),
             )
+            is_canonical = plan.encode() == data and has_declared_types(plan)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise DamagedPlan(str(error)) from error
-        if plan.encode() != data:
+        if not is_canonical:
             raise DamagedPlan("it is not in canonical form")
         return plan
+
+
+def has_declared_types(plan: FrozenPlan) -> bool:
+    """Tell whether every part of a plan is text or a count where it should be; payloads judge their own fields."""
+    modules = [module for family in plan.families for module in family.sources.modules]
+    names = [name for entry in plan.entries for name, _ in entry.fields]
+    texts = [plan.model, plan.arch, *(family.reference for family in plan.families), *names]
+    texts += [text for name, digest in modules for text in (name, digest)]
+    texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
+    counts = [plan.tp, *(family.version for family in plan.families)]
+    return all(type(text) is str for text in texts) and all(type(count) is int for count in counts)
 
 
 def freeze_families(programs: Iterable[tuple[Family, Sources]]) -> tuple[PlanFamily, ...]:

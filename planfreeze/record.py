@@ -65,11 +65,27 @@ class ProgramRecord:
             values["launch"] = LaunchInfo.from_fields(values["launch"])
             values["parameter_bytes"] = tuple(values["parameter_bytes"])
             record = cls(**values)
+            is_canonical = record.encode() == data and has_declared_types(record)
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise DamagedRecord(str(error)) from error
-        if record.encode() != data:
+        if not is_canonical:
             raise DamagedRecord("not in canonical form")
         return record
+
+
+def has_declared_types(record: ProgramRecord) -> bool:
+    """Tell whether every field holds what it is declared to hold; ``True`` is no int."""
+    launch = record.launch
+    texts = (record.family, record.arch, record.blob, record.symbol)
+    flags = (launch.is_cooperative, launch.is_programmatic)
+    counts = (
+        *(record.registers, record.stack_bytes, record.static_shared_bytes, *record.parameter_bytes),
+        *(launch.shared_bytes, launch.min_blocks, *launch.block, *launch.cluster),
+        *(() if launch.carveout_percent is None else (launch.carveout_percent,)),
+    )
+    are_plain = all(type(text) is str for text in texts) and all(type(flag) is bool for flag in flags)
+    are_counts = all(type(count) is int and count >= 0 for count in counts)
+    return are_plain and are_counts and type(record.payload) is bytes and len(launch.block) == len(launch.cluster) == 3
 
 
 def encode_value(value: object) -> object:

@@ -45,7 +45,13 @@ def read_sources(roots: Iterable[str]) -> Sources:
     Raises
     ------
     SourceUnreadable
-        A root has no Python source file.
+        A root has no Python source file, or a module it reaches is Python code without its text.
+    UnparsableSource
+        The text of a module is not Python that this interpreter reads.
+
+    Notes
+    -----
+    Not followed: other top-level packages, extension modules, and imports that are no statements.
     """
     digests: dict[str, str] = {}
     waiting = list(roots)
@@ -64,7 +70,7 @@ def read_sources(roots: Iterable[str]) -> Sources:
         scopes = (scope_of(name), KERNELS_SCOPE)
         waiting += [
             found
-            for found in (*parents(name), *imported_names(name, text, path.name == "__init__.py"))
+            for found in (*parents(name), *imported_names(name, path, text))
             if any(found == scope or found.startswith(scope + ".") for scope in scopes)
         ]
     return Sources(tuple(sorted(digests.items())))
@@ -72,11 +78,7 @@ def read_sources(roots: Iterable[str]) -> Sources:
 
 def check_sources(expected: Sources) -> tuple[str, ...]:
     """Return the modules whose text here is not the text that was hashed; empty when all agree."""
-    return tuple(
-        name
-        for name, digest in expected.modules
-        if (path := find_source(name)) is None or hashlib.sha256(path.read_bytes()).hexdigest() != digest
-    )
+    return tuple(name for name, digest in expected.modules if hash_if_readable(name) != digest)
 
 
 def hash_source(name: str) -> str:
@@ -93,6 +95,14 @@ def hash_source(name: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def hash_if_readable(name: str) -> str | None:
+    """Return the sha256 of one module's text, or None when it has none here."""
+    try:
+        return hash_source(name)
+    except SourceUnreadable:
+        return None
+
+
 def scope_of(name: str) -> str:
     """Return the package that is followed from ``name``."""
     if name.startswith(KERNELS_SCOPE + "."):
@@ -107,10 +117,14 @@ def parents(name: str) -> Iterator[str]:
         yield name
 
 
-def imported_names(name: str, text: bytes, is_package: bool) -> Iterator[str]:
+def imported_names(name: str, path: Path, text: bytes) -> Iterator[str]:
     """Yield every dotted name an import statement of a module can load."""
-    package = name if is_package else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(text)):
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise UnparsableSource(name, str(path), str(error)) from error
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -123,20 +137,56 @@ def imported_names(name: str, text: bytes, is_package: bool) -> Iterator[str]:
 
 
 def find_source(name: str) -> Path | None:
-    """Return the source file of a module, or None when it has none (a namespace, a name inside a module).
+    """Return the source file of a module, or None when there is none: a namespace, an extension, no module at all.
+
+    Raises
+    ------
+    SourceUnreadable
+        The module is Python code, but its text is no file: bytecode alone, an archive.
+    """
+    spec = find_module(name)
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    if isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+        return None
+    path = Path(spec.origin)
+    if path.suffix != ".py" or not path.is_file():
+        raise SourceUnreadable(name)
+    return path
+
+
+def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Return where a module would be loaded from, or None when there is no such module.
 
     Nothing is imported: the packages above a kernel's module may import a compiler.
     """
     top, *inner = name.split(".")
-    spec = importlib.util.find_spec(top)
+    if top == "__main__":  # a compile worker has another one
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module made by hand
+        return None
     for depth in range(1, len(inner) + 1):
         if spec is None or spec.submodule_search_locations is None:
             return None
-        folders = list(spec.submodule_search_locations)
-        spec = importlib.machinery.PathFinder.find_spec(".".join([top, *inner[:depth]]), folders)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    return Path(spec.origin)
+        spec = find_below(".".join([top, *inner[:depth]]), spec.submodule_search_locations)
+    return spec
+
+
+def find_below(name: str, folders: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
+    """Return where a module of a package is, given the package's folders; the package need not be loaded."""
+    portions: list[str] = []
+    for folder in folders:
+        finder = pkgutil.get_importer(folder)
+        spec = None if finder is None else finder.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec
+        if spec is not None:
+            portions += spec.submodule_search_locations or ()
+    namespace = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    namespace.submodule_search_locations = portions
+    return namespace if portions else None
 
 
 class ExactLoader(importlib.machinery.SourceFileLoader):
@@ -192,5 +242,12 @@ def load_exactly(sources: Sources) -> None:
         finder = ExactFinder({})
         sys.meta_path.insert(0, finder)
     for name, digest in sources.modules:
-        if finder.digests.setdefault(name, digest) != digest:
+        if finder.digests.setdefault(name, digest) != digest or not is_loaded_exactly(name, digest):
             raise SourceChanged(name, str(find_source(name)))
+
+
+def is_loaded_exactly(name: str, digest: str) -> bool:
+    """Tell whether a module is not loaded yet, or was loaded from the text with this digest."""
+    loaded = sys.modules.get(name)
+    loader = getattr(getattr(loaded, "__spec__", None), "loader", None)
+    return loaded is None or (isinstance(loader, ExactLoader) and loader.digest == digest)

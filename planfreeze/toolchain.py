@@ -4,11 +4,12 @@ import hashlib
 import os
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import msgpack
 
-from planfreeze.errors import CompilerMissing
+from planfreeze.errors import CompilerMissing, ToolchainUnreadable
 
 __all__ = ["Toolchain", "find_toolchain"]
 
@@ -23,6 +24,7 @@ DISTRIBUTIONS = {
         "nvidia-cutlass-dsl-libs-cu13",
     ),
 }
+MODULES = {"triton": "triton", "cute": "cutlass"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,19 @@ def find_toolchain(dialect: str, cache: Path) -> Toolchain:
     ------
     CompilerMissing
         The compiler is not installed.
+    ToolchainUnreadable
+        It is, but its files are not listed, or others would be imported in their place.
     """
-    found = [found for name in DISTRIBUTIONS[dialect] if (found := find_distribution(name)) is not None]
-    if not found or found[0].name.lower() != DISTRIBUTIONS[dialect][0]:
-        raise CompilerMissing(dialect, DISTRIBUTIONS[dialect][0])
-    files = sorted(
-        (f"{distribution.name}/{file}", str(distribution.locate_file(file)))
-        for distribution in found
-        for file in distribution.files or ()
-        if is_content(str(file))
-    )
+    first, *others = DISTRIBUTIONS[dialect]
+    compiler = find_distribution(first)
+    if compiler is None:
+        raise CompilerMissing(dialect, first)
+    found = [compiler, *(other for name in others if (other := find_distribution(name)) is not None)]
+    files = sorted(file for distribution in found for file in list_files(distribution))
+    check_origin(first, MODULES[dialect], files)
     seen = hashlib.sha256(repr([(name, stat_of(path)) for name, path in files]).encode()).hexdigest()
     remembered = cache / f"{dialect}-{seen}"
-    fingerprint = read_text(remembered)
+    fingerprint = recall(remembered)
     if fingerprint is None:
         fingerprint = hash_files(files)
         remember(remembered, fingerprint)
@@ -77,9 +79,33 @@ def find_distribution(name: str) -> metadata.Distribution | None:
         return None
 
 
+def list_files(distribution: metadata.Distribution) -> list[tuple[str, str]]:
+    """Return name and path of every file that belongs to a distribution's content."""
+    if distribution.files is None:
+        raise ToolchainUnreadable(distribution.name, "has no list of its files (RECORD)")
+    return [
+        (f"{distribution.name}/{file}", str(distribution.locate_file(file)))
+        for file in distribution.files
+        if is_content(str(file))
+    ]
+
+
+def check_origin(distribution: str, module: str, files: list[tuple[str, str]]) -> None:
+    """Refuse a compiler that is imported from elsewhere: a checkout on the search path, an editable install."""
+    spec = PathFinder.find_spec(module)
+    origin = None if spec is None or spec.origin is None else os.path.realpath(spec.origin)
+    listed = [os.path.realpath(path) for name, path in files if name.endswith(f"/{module}/__init__.py")]
+    if origin not in listed:
+        raise ToolchainUnreadable(distribution, f"{module} is imported from {origin}, which is none of its files")
+
+
 def is_content(file: str) -> bool:
-    """Tell whether an installed file is part of the compiler, not a trace of its installation."""
-    return not file.endswith((".pyc", "/RECORD", "/INSTALLER", "/REQUESTED", "/direct_url.json"))
+    """Tell whether an installed file is part of the compiler, not a trace of its installation.
+
+    Launchers of commands, outside of the site directory, hold the path of the environment.
+    """
+    traces = (".pyc", "/RECORD", "/INSTALLER", "/REQUESTED", "/direct_url.json")
+    return not file.startswith("../") and not file.endswith(traces)
 
 
 def stat_of(path: str) -> tuple[int, int, int, int] | None:
@@ -103,13 +129,19 @@ def hash_files(files: list[tuple[str, str]]) -> str:
     return hashlib.sha256(msgpack.packb(parts)).hexdigest()
 
 
-def read_text(path: Path) -> str | None:
+def recall(path: Path) -> str | None:
     """Return a remembered fingerprint, or None when there is no whole one."""
     try:
-        text = path.read_text()
+        content = path.read_bytes()
     except OSError:
         return None
-    return text if len(text) == 64 else None
+    fingerprint = content[:64].decode("ascii", "replace")
+    return fingerprint if content == seal(path, fingerprint) else None
+
+
+def seal(path: Path, fingerprint: str) -> bytes:
+    """Return what is remembered: the fingerprint, and a sha256 that binds it to the state of the files."""
+    return f"{fingerprint} {hashlib.sha256(f'{path.name} {fingerprint}'.encode()).hexdigest()}\n".encode()
 
 
 def remember(path: Path, fingerprint: str) -> None:
@@ -117,7 +149,7 @@ def remember(path: Path, fingerprint: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_text(fingerprint)
+        partial.write_bytes(seal(path, fingerprint))
         partial.replace(path)
     except OSError:
         return

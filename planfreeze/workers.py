@@ -85,6 +85,7 @@ class Worker:
             send(self._process.stdin, [task.family, fields, task.target.arch, task.sources.modules])
             outcome = receive(self._process.stdout)
         except (BrokenPipeError, EOFError):
+            self._process.kill()  # it may live on without its streams
             raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at)) from None
         if outcome[0] == "failed":
             raise CompileFailed(task.family, outcome[1] + self._read_log(started_at))
@@ -165,7 +166,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tasks = os.fdopen(os.dup(0), "rb")
     outcomes = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # compilers print; the protocol's stream is not theirs
+    # Kernels and compilers may print and read; the protocol's streams are not theirs.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     while True:
         try:
             message = receive(tasks)

@@ -56,7 +56,7 @@ def store(built: Path, tmp_path: Path) -> Path:
         (("plan", "--model", "ds41", "--tp", "7"), 2, ["2304", "7"]),
         (("plan", "--model", "ds41", "--tp", "8"), 2, ["288"]),
         (("plan", "--model", "ds41", "--tp", "0"), 2, ["0"]),
-        (("plan", "--model", "ds41", "--tp", "four"), 2, ["four"]),
+        (("plan", "--model", "ds41", "--tp", "four"), 2, ["--tp", "int"]),
         (("plan", "--model", "ds41", "--tp", "4", "--capacity", "0"), 2, ["0 is not a capacity"]),
         (("plan", "--model", "ds41", "--tp", "4", "--capacity", "8,many"), 2, ["many"]),
         (("plan", "--model", "ds41", "--tp", "4", "--arch", "sm_90"), 2, ["sm_90a"]),

@@ -96,7 +96,9 @@ class ScaleGeometry:
             if type(value) is not int or value <= 0:
                 raise InvalidScales(f"{name} = {value!r} is not a whole number above 0")
         if self.group_rows % TAIL_ROWS:
-            raise InvalidScales(f"group_rows = {self.group_rows} is not a multiple of {TAIL_ROWS}, the smallest row tile")
+            raise InvalidScales(
+                f"group_rows = {self.group_rows} is not a multiple of {TAIL_ROWS}, the smallest row tile"
+            )
         if self.rows % self.group_rows:
             raise InvalidScales(f"rows = {self.rows} is not a multiple of group_rows = {self.group_rows}")
         if self.columns % TAIL_COLUMNS:

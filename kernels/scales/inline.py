@@ -117,9 +117,7 @@ def decode(inline: InlineScales, *, first: int = 0, last: int | None = None) -> 
     if not 0 <= first < last <= inline.experts:
         raise InvalidScales(f"experts {first}..{last - 1} are not a range of 0..{inline.experts - 1}")
     geometry = inline.geometry
-    plane = torch.empty(
-        last - first, geometry.native_bytes(1), dtype=torch.uint8, device=inline.storage.device
-    )
+    plane = torch.empty(last - first, geometry.native_bytes(1), dtype=torch.uint8, device=inline.storage.device)
     pool = ScratchPool(inline.storage.device)
     for start, end in decode_chunks(geometry, last - first):
         with pool.use():

@@ -30,7 +30,9 @@ class ScratchPool:
         self.device = device
         self.pool: Any = None
         if device.type == "cuda":
-            with torch.cuda.device(device):
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self.device = torch.device("cuda", index)
+            with torch.cuda.device(self.device):
                 self.pool = torch.cuda.MemPool()
 
     def use(self) -> AbstractContextManager[None]:

@@ -26,16 +26,14 @@ def synthetic_scales(geometry: ScaleGeometry, experts: int, generator: torch.Gen
     Returns
     -------
     Tensor
-        ``(experts, rows, columns)`` uint8. A row is a base of 112..123 plus a random bit. Every 97th byte is random
-        in 0..247. Three runs of
-        four rows in every group are random in 114..131 from the middle column on. Row 0 is 250, row 1 is 0, row 2 alternates 247 and 0.
+        ``(experts, rows, columns)`` uint8. A row is a base of 112..123 plus a random bit. Every 97th byte is random in
+        0..247. Three runs of four rows in every group are random in 114..131 from the middle column on. Row 0 is 250,
+        row 1 is 0, row 2 alternates 247 and 0.
     """
     shape = (experts, geometry.rows, geometry.columns)
 
     def draw(low: int, high: int, *size: int) -> Tensor:
-        return torch.randint(
-            low, high + 1, size, generator=generator, device=generator.device, dtype=torch.uint8
-        )
+        return torch.randint(low, high + 1, size, generator=generator, device=generator.device, dtype=torch.uint8)
 
     scales = draw(112, 123, experts, geometry.rows, 1) + draw(0, 1, *shape)
     sparse = scales.view(-1)[::SPARSE_STRIDE]

@@ -1,6 +1,7 @@
 """Many processes at one store."""
 
 import errno
+import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -84,17 +85,24 @@ def test_of_different_records_for_one_key_exactly_one_is_published(store: Store,
 def test_readers_of_a_reference_see_the_old_or_the_new_plan(store: Store, run_processes: RunProcesses) -> None:
     roots = [store.put_plan(b"plan %d" % n) for n in range(4)]
     store.set_ref("name", roots[0])
+    satisfied_readers = multiprocessing.get_context("fork").Value("i", 0)
 
-    def turn_or_read(number: int) -> set[str | None]:
+    def turn(number: int) -> set[str]:
+        """Turn the reference round and round until every reader has seen it change."""
+        step = number
+        while satisfied_readers.value < 4:
+            store.set_ref("name", roots[step % 4])
+            step += 1
+        return set()
+
+    def read(number: int) -> set[str | None]:
         seen = set()
-        for step in range(300):
-            if number < 4:
-                store.set_ref("name", roots[(number + step) % 4])
-            else:
-                seen.add(store.get_ref("name"))
+        while len(seen) < 4:
+            seen.add(store.get_ref("name"))
+        with satisfied_readers.get_lock():
+            satisfied_readers.value += 1
         return seen
 
-    results = run_processes(8, turn_or_read)
-    assert all(seen <= set(roots) for seen in results)  # type: ignore[operator]
-    assert any(len(seen) > 1 for seen in results)  # type: ignore[arg-type]
+    results = run_processes(8, lambda number: turn(number) if number < 4 else read(number))
+    assert all(seen == set(roots) for seen in results[4:])
     assert list(store.layout.temporaries.iterdir()) == []

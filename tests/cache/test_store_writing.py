@@ -188,14 +188,14 @@ def test_killed_writers_leave_only_whole_entries(tmp_path: Path) -> None:
 
     def write_for_ever(started: "multiprocessing.synchronize.Event") -> None:
         store = Store.open(path, writable=True)
-        started.set()
-        number = 0
+        number = os.getpid() * 100_000  # entries no earlier writer made
         while True:
             data = digest_of(b"%d" % number).encode() * 2000
             digest = store.put_blob(data)
             store.put_record(digest, b"record of " + digest.encode())
             store.set_ref("latest", store.put_plan(digest.encode()))
             number += 1
+            started.set()
 
     context = multiprocessing.get_context("fork")
     seen = 0

@@ -77,11 +77,24 @@ class Kernel:
             elif text and not text.startswith("."):
                 self.code.append(parse(text))
 
-    def run(self, memory: Memory, arguments: list[int], *, grid: int, block: int, shared_bytes: int = 0) -> int:
-        """Run all blocks one after another; return the number of warp-wide matrix products."""
+    def run(
+        self,
+        memory: Memory,
+        arguments: list[int],
+        *,
+        grid: int,
+        block: int,
+        shared_bytes: int = 0,
+        is_serial: bool = False,
+    ) -> int:
+        """Run all blocks one after another; return the number of warp-wide matrix products.
+
+        The warps of a block go in lockstep, or one after another as far as barriers let them.
+        """
         assert len(arguments) == len(self.parameters)
         values = dict(zip(self.parameters, arguments, strict=True))
-        return sum(Block(self, memory, values, index, grid, block, shared_bytes).run() for index in range(grid))
+        blocks = (Block(self, memory, values, index, grid, block, shared_bytes) for index in range(grid))
+        return sum(made.run(is_serial=is_serial) for made in blocks)
 
 
 def parse(text: str) -> Instruction:
@@ -148,7 +161,7 @@ class Block:
         self.groups: list[list[list]] = [[] for _ in range(threads)]
         self.products = 0
 
-    def run(self) -> int:
+    def run(self, *, is_serial: bool) -> int:
         pc = np.zeros(self.threads, np.int64)
         end = len(self.kernel.code)
         is_waiting = np.zeros(self.threads, bool)
@@ -157,6 +170,8 @@ class Block:
             if not runnable.any():
                 is_waiting[:] = False
                 continue
+            if is_serial:
+                runnable &= np.arange(self.threads) // 32 == np.flatnonzero(runnable)[0] // 32
             at = pc[runnable].min()
             active = runnable & (pc == at)
             instruction = self.kernel.code[at]

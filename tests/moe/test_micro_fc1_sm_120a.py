@@ -60,7 +60,16 @@ class Problem:
         self.geometry = ScaleGeometry(rows=2 * intermediate, columns=hidden // 32, group_rows=intermediate)
         self.plane = native_plane(self.geometry, self.scales)
 
-    def run(self, ptx_machine, compile_cute, *, csf_inline: bool, id_bits: int, grid: int) -> np.ndarray:
+    def run(
+        self,
+        ptx_machine,
+        compile_cute,
+        *,
+        csf_inline: bool,
+        id_bits: int,
+        grid: int,
+        is_serial: bool = False,
+    ) -> np.ndarray:
         """Run the compiled kernel; return the bf16 patterns of ``projections``."""
         definition = define(
             hidden=self.hidden,
@@ -88,6 +97,7 @@ class Problem:
             grid=grid,
             block=source.launch.block[0],
             shared_bytes=source.launch.shared_bytes,
+            is_serial=is_serial,
         )
         valid = int(((ids >= 0) & (ids < EXPERTS)).sum())
         tasks = valid * 2 * -(-self.intermediate // 128)
@@ -134,6 +144,14 @@ def test_inline_and_native_scales_give_the_same_bits(ptx_machine, compile_cute):
     native = problem.run(ptx_machine, compile_cute, csf_inline=False, id_bits=32, grid=4)
     found = problem.run(ptx_machine, compile_cute, csf_inline=True, id_bits=64, grid=7)
     np.testing.assert_array_equal(found, native)
+
+
+@pytest.mark.parametrize("csf_inline", [False, True])
+def test_warps_that_run_far_apart_give_the_same_bits(ptx_machine, compile_cute, csf_inline):
+    problem = Problem(hidden=768, intermediate=64, tokens=2)
+    together = problem.run(ptx_machine, compile_cute, csf_inline=csf_inline, id_bits=32, grid=1)
+    apart = problem.run(ptx_machine, compile_cute, csf_inline=csf_inline, id_bits=32, grid=1, is_serial=True)
+    np.testing.assert_array_equal(apart, together)
 
 
 def test_poisoned_scale_is_not_finite_in_its_column_only(ptx_machine, compile_cute):

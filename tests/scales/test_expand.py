@@ -79,9 +79,7 @@ def test_arguments_in_order() -> None:
         (BOTH_TAILS, 54, 7, 54 * 96 + 18 * 128, 3 * 6400),
     ],
 )
-def test_launch_rules(
-    payload: ExpandPayload, tiles: int, blocks: int, storage_bytes: int, native_bytes: int
-) -> None:
+def test_launch_rules(payload: ExpandPayload, tiles: int, blocks: int, storage_bytes: int, native_bytes: int) -> None:
     definition = define(payload)
     storage, native, _ = definition.arguments
     assert payload.experts * payload.geometry.tiles == tiles

@@ -26,7 +26,7 @@ import checks
 import pack
 import timings
 import torch
-from probes.checks import check_planes, check_words
+from probe_checks import check_planes, check_words
 
 import planfreeze
 from planfreeze.errors import MissingPrograms, UnplannedProgram

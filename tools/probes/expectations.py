@@ -30,8 +30,8 @@ def probe_scales(geometry: ScaleGeometry, experts: int, generator: torch.Generat
     Returns
     -------
     Tensor
-        ``(experts, rows, columns)`` uint8. Synthetic scales, of which row tiles 1..8 of the first group are replaced: there
-        tile (row tile t, K tile k) has exactly (t + k) % 8 outliers. With two K tiles that is every count.
+        ``(experts, rows, columns)`` uint8. Synthetic scales, of which row tiles 1..8 of the first group are replaced:
+        there tile (row tile t, K tile k) has exactly (t + k) % 8 outliers. Eight K tiles or row tiles give every count.
     """
     scales = synthetic_scales(geometry, experts, generator)
     device = generator.device
