@@ -52,9 +52,11 @@ class Worker:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._folder = tempfile.TemporaryDirectory(prefix="planfreeze-worker-")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "planfreeze.workers"],
-            env=worker_environment(target),
+            env=worker_environment(target, self._folder.name),
+            cwd=self._folder.name,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -104,6 +106,7 @@ class Worker:
         self._process.stdin.close()
         self._process.stdout.close()
         self._log.close()
+        self._folder.cleanup()
 
     def _read_log(self, start: int) -> str:
         self._log.seek(start)
@@ -111,13 +114,14 @@ class Worker:
         return f"\n{tail}" if tail else ""
 
 
-def worker_environment(target: Target) -> dict[str, str]:
+def worker_environment(target: Target, folder: str) -> dict[str, str]:
     """Return the whole environment of a worker: pinned, GPU-blind, and with the parent's module search path."""
     return {
         **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
         **COMPILE_ENVIRONMENT["triton"],
         **COMPILE_ENVIRONMENT["cute"],
         "CUTE_DSL_ARCH": target.arch,
+        "CUTE_DSL_DUMP_DIR": folder,
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),  # noqa: PTH100

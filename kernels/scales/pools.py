@@ -24,20 +24,19 @@ class ScratchPool:
     follow each other, they do not nest.
     """
 
-    __slots__ = ("device", "pool")
+    __slots__ = ("index", "pool")
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.index = 0
         self.pool: Any = None
         if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self.device = torch.device("cuda", index)
-            with torch.cuda.device(self.device):
+            self.index = torch.cuda.current_device() if device.index is None else device.index
+            with torch.cuda.device(self.index):
                 self.pool = torch.cuda.MemPool()
 
     def use(self) -> AbstractContextManager[None]:
         """Take what this thread allocates on the pool's device from the pool."""
         if self.pool is None:
             return nullcontext()
-        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self.pool, device=self.device)
+        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self.pool, device=self.index)
         return context

@@ -1,8 +1,7 @@
 """Compile CuTe DSL kernels without a device. The architecture is latched when the DSL is imported."""
 
-import contextlib
 import os
-import tempfile
+from pathlib import Path
 
 import cutlass
 import cutlass.cute as cute
@@ -32,10 +31,21 @@ def compile_program(source: CuteSource, arguments: tuple[Argument, ...], target:
         raise CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
     kernel = load_kernel(source.kernel)(launch=source.launch, **dict(source.constants))
     placeholders = [cutlass.Int64(0) if a.is_pointer else PLACEHOLDERS[a.dtype](0) for a in arguments]
-    # The DSL writes side files into the current directory, under one name for every variant.
-    with tempfile.TemporaryDirectory(prefix="planfreeze-cute-") as scratch, contextlib.chdir(scratch):
-        compiled = cute.compile(kernel, *placeholders, make_fake_stream(), options=COMPILE_OPTIONS["cute"])
+    clear_dump_folder(source.kernel)
+    compiled = cute.compile(kernel, *placeholders, make_fake_stream(), options=COMPILE_OPTIONS["cute"])
     cubin = compiled.artifacts.CUBIN
     if not cubin:
         raise CompileFailed(source.kernel, "the DSL gave no cubin")
     return CompiledProgram(cubin=bytes(cubin), launch=source.launch)
+
+
+def clear_dump_folder(kernel: str) -> None:
+    """Empty the folder that the DSL writes cubins to and reads them back from.
+
+    All variants of a kernel get one file name there, so that two processes with one folder take each other's cubins.
+    """
+    named = os.environ.get("CUTE_DSL_DUMP_DIR")
+    if named is None:
+        raise CompileFailed(kernel, "CUTE_DSL_DUMP_DIR does not name a folder of this process alone")
+    for left_over in Path(named).iterdir():
+        left_over.unlink()

@@ -62,6 +62,14 @@ def test_a_header_out_of_range_is_refused(header: int) -> None:
         decode(inline)
 
 
+def test_encoding_never_returns_storage_that_decodes_to_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "planfreeze.kernels.scales.inline.pack_bits", lambda bits: torch.zeros(len(bits), 64, dtype=torch.uint8)
+    )
+    with pytest.raises(ScalesDiffer, match="Encode the plane again"):
+        encode(MIXED, synthetic_plane(MIXED, 1))
+
+
 def test_verify_refuses_another_number_of_experts() -> None:
     plane = synthetic_plane(GEOMETRY, 3)
     inline = encode(GEOMETRY, plane)

@@ -1,0 +1,260 @@
+"""A kernel package of somebody else, plans over it, and a store of it that was built for real."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from planfreeze.builds import BuildReport, build_plans
+from planfreeze.cache.store import Store
+from planfreeze.payload import Payload
+from planfreeze.plans import Plan
+from planfreeze.target import target
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A Triton family whose kernel takes a constant from another module, and a CuTe family whose kernel class can
+# misbehave while it is compiled.
+PACKAGE = {
+    "__init__.py": "",
+    "families.py": """
+        from dataclasses import dataclass
+        from typing import ClassVar
+        from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer, scalar
+        from planfreeze.payload import Payload
+
+        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+        class AddPayload(Payload):
+            family_name: ClassVar[str] = "NAME_add"
+            block: int
+            warps: int = 1
+
+        @family(AddPayload, version=1)
+        def add(payload, target):
+            return Definition(
+                arguments=(
+                    pointer("source", "i32", lambda scalars: scalars["count"]),
+                    pointer("out", "i32", lambda scalars: scalars["count"]),
+                    scalar("count"),
+                ),
+                source=TritonSource(
+                    kernel="NAME.add_triton:add_kernel",
+                    constants=(("block", payload.block),),
+                    num_warps=payload.warps,
+                ),
+                grid=lambda scalars, resident_blocks: (-(-scalars["count"] // payload.block), 1, 1),
+            )
+
+        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+        class CopyPayload(Payload):
+            family_name: ClassVar[str] = "NAME_copy"
+            mode: str = "plain"
+
+        @family(CopyPayload, version=1)
+        def copy(payload, target):
+            return Definition(
+                arguments=(
+                    pointer("source", "i32", lambda scalars: 128),
+                    pointer("out", "i32", lambda scalars: 128),
+                    scalar("count"),
+                ),
+                source=CuteSource(
+                    kernel="NAME.copy_cute:Copy",
+                    constants=(("mode", payload.mode),),
+                    launch=LaunchInfo(block=(32, 1, 1)),
+                ),
+                grid=lambda scalars, resident_blocks: (1, 1, 1),
+            )
+        """,
+    "shared.py": """
+        AMOUNT = 7
+        """,
+    "unrelated.py": '''
+        """Nothing imports this module."""
+        ''',
+    "add_triton.py": """
+        import triton
+        import triton.language as tl
+        from .shared import AMOUNT
+        STEP = tl.constexpr(AMOUNT)
+
+        @triton.jit
+        def add_kernel(source, out, count, block: tl.constexpr):
+            offsets = tl.program_id(0) * block + tl.arange(0, block)
+            tl.store(out + offsets, tl.load(source + offsets, mask=offsets < count) + STEP, mask=offsets < count)
+        """,
+    "copy_cute.py": """
+        import os, signal, sys, time
+        from pathlib import Path
+        from cutlass import Int32, Int64, cute
+        from planfreeze.kernels.mma.memory import store_global_x4
+        from planfreeze.kernels.mma.ptx import load_global_x4
+
+        class Copy:
+            def __init__(self, *, launch, mode):
+                self.launch = launch
+                if mode == "raise":
+                    raise ArithmeticError("this kernel has no solution")
+                if mode == "print":
+                    print("printed by a kernel", flush=True)
+                    os.write(1, b"written by a kernel")
+                if mode == "read":
+                    input("a question nobody answers")
+                if mode == "show":
+                    raise RuntimeError("".join(f"<{k}={v}>" for k, v in os.environ.items()) + f"<hash={hash('a')}>")
+                if mode == "exit":
+                    os._exit(3)
+                if mode == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if mode == "close":
+                    os.closerange(3, 64)
+                if mode in ("close", "wait"):
+                    Path(os.environ["TMPDIR"], "waiting").write_text(str(os.getpid()))
+                    time.sleep(3600)
+
+            @cute.jit
+            def __call__(self, source: Int64, out: Int64, count: Int32, stream):
+                self.kernel(source, out, count).launch(grid=[1, 1, 1], block=list(self.launch.block), stream=stream)
+
+            @cute.kernel
+            def kernel(self, source: Int64, out: Int64, count: Int32):
+                thread, _, _ = cute.arch.thread_idx()
+                if thread < count:
+                    place = Int64(thread) * 16
+                    store_global_x4(out + place, load_global_x4(source + place))
+        """,
+    "models.py": """
+        from .families import AddPayload, CopyPayload
+
+        def enumerate_programs(model, *, tp, target, options):
+            return (AddPayload(block=model.hidden), CopyPayload(mode=model.name))
+        """,
+}
+
+
+def write_package(folder: Path, name: str, **changes: str) -> Path:
+    """Write the package ``name`` into ``folder``; a change adds or replaces a module by its name."""
+    texts = PACKAGE | {f"{module}.py": text for module, text in changes.items()}
+    for file, text in texts.items():
+        path = folder / name / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).replace("NAME", name).lstrip())
+    return folder / name
+
+
+@dataclass(frozen=True)
+class Toys:
+    """The package as this process has it, in a folder of its own on the search path."""
+
+    folder: Path
+    families: ModuleType
+
+    def plan(self, *payloads: Payload, arch: str = "sm_90a", model: str = "toys") -> Plan:
+        """A plan over payloads."""
+        return Plan(model=model, tp=1, target=target(arch), payloads=payloads)
+
+
+@pytest.fixture(scope="session")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
+    """Package ``toys``: families ``add`` (Triton) and ``copy`` (CuTe)."""
+    folder = tmp_path_factory.mktemp("toys")
+    write_package(folder, "toys")
+    sys.path.insert(0, str(folder))
+    yield Toys(folder, importlib.import_module("toys.families"))
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Write a package of another name, on the search path for one test; returns its folder."""
+
+    def make(name: str, **changes: str) -> Path:
+        package = write_package(tmp_path / "packages", name, **changes)
+        monkeypatch.syspath_prepend(str(package.parent))
+        return package
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def toolchains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the fingerprints of the compilers are remembered in this run."""
+    return tmp_path_factory.mktemp("toolchains")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A store with one complete plan of two programs, and the report of the build. Read only."""
+
+    store: Store
+    plan: Plan
+    report: BuildReport
+
+    def copy(self, place: Path) -> Store:
+        """The same store elsewhere, to be changed by a test."""
+        shutil.copytree(self.store.path, place)
+        return Store.open(place, writable=True)
+
+
+@pytest.fixture(scope="session")
+def built(toys: Toys, toolchains: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A store that holds ``add(block=64)`` and ``copy()`` for sm_90a."""
+    store = Store.open(tmp_path_factory.mktemp("built") / "store", writable=True)
+    plan = toys.plan(toys.families.AddPayload(block=64), toys.families.CopyPayload())
+    report = build_plans([plan], store, jobs=1, toolchains=toolchains)
+    assert [outcome.status for outcome in report.outcomes] == ["compiled", "compiled"], report.outcomes
+    return Built(store, plan, report)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """Fresh interpreters that see ``folders`` first, a private home, and nothing of this process's environment."""
+
+    home: Path
+    folders: tuple[Path, ...]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """The environment of a fresh interpreter."""
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "TMPDIR": str(self.home),
+            "XDG_CACHE_HOME": str(self.home / "cache"),
+            "PYTHONPATH": os.pathsep.join(map(str, self.folders)),
+            **extra,
+        }
+
+    def start(self, *arguments: str, executable: str = sys.executable, **extra: str) -> subprocess.Popen[str]:
+        """Start an interpreter with arguments."""
+        return subprocess.Popen(
+            [executable, *arguments],
+            env=self.environment(**extra),
+            cwd=self.home,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, *arguments: str, executable: str = sys.executable, **extra: str) -> str:
+        """Run a script; its standard output is the result, failure fails the test."""
+        started = self.start("-c", textwrap.dedent(script), *arguments, executable=executable, **extra)
+        output, errors = started.communicate(timeout=300)
+        assert started.returncode == 0, output + errors
+        return output
+
+
+@pytest.fixture
+def interpreter(toys: Toys, tmp_path: Path) -> Interpreter:
+    """Fresh interpreters that see this checkout and the package ``toys``."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return Interpreter(home, (toys.folder, ROOT))
