@@ -239,7 +239,7 @@ def default_arch(without_device: str) -> str:
     """Return the current device's architecture if planfreeze compiles for it, else the given one."""
     if not Path("/dev/nvidiactl").exists():
         return without_device
-    from planfreeze.programs import current_arch
+    from planfreeze.device import current_arch
 
     return current_arch() or without_device
 

@@ -1,111 +1,19 @@
-"""Programs: cubins loaded on a device, bound to checked arguments, launched by one driver call."""
+"""Programs: cubins loaded on a device, launched by one driver call."""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from planfreeze.errors import (
-    DeviceMissing,
-    ExtraMissing,
-    InvalidArgument,
-    LaunchFailed,
-    SessionState,
-    WrongArch,
-)
-from planfreeze.family import Argument, Grid, Scalars
+from planfreeze.binding import Signature
+from planfreeze.device import Device
+from planfreeze.errors import LaunchFailed, SessionState, WrongArch
+from planfreeze.family import Grid
 from planfreeze.resolve import ResolvedProgram
-from planfreeze.target import ARCHS
 
-__all__ = ["Bound", "Device", "Program", "current_arch"]
+__all__ = ["Bound", "Program"]
 
-INTEGER_LIMITS = {"i32": 2**31, "i64": 2**63}
 # A thread without the device's context, or with another device's: the launch is repeated with ours pushed.
-WRONG_CONTEXT_ERRORS = (
-    "CUDA_ERROR_INVALID_CONTEXT",
-    "CUDA_ERROR_INVALID_HANDLE",
-    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
-)
-
-
-class Device:
-    """A CUDA device and its primary context, through torch and the driver's Python bindings.
-
-    Parameters
-    ----------
-    ordinal : int, optional
-        torch's number of the device; None takes torch's current one.
-
-    Raises
-    ------
-    ExtraMissing
-        torch or cuda-core is not installed.
-    DeviceMissing
-        There is no such device.
-    """
-
-    def __init__(self, ordinal: int | None = None) -> None:
-        try:
-            import torch
-        except ImportError as error:
-            raise ExtraMissing("serve", "torch") from error
-        try:
-            from cuda.bindings import driver
-            from cuda.core import Device as CudaDevice
-        except ImportError as error:
-            raise ExtraMissing("serve", "cuda-core") from error
-        if not torch.cuda.is_available():
-            raise DeviceMissing("torch sees none")
-        self.ordinal: int = torch.cuda.current_device() if ordinal is None else ordinal
-        if not 0 <= self.ordinal < torch.cuda.device_count():
-            raise DeviceMissing(f"there is no cuda:{self.ordinal}; torch sees {torch.cuda.device_count()}")
-        self.driver = driver
-        self.torch = torch
-        self.torch_device = torch.device("cuda", self.ordinal)
-        torch.zeros(1, device=self.torch_device)  # the primary context now exists
-        device = CudaDevice(self.ordinal)
-        self.name: str = device.name
-        self.capability: tuple[int, int] = tuple(device.compute_capability)
-        self.sm_count: int = device.properties.multiprocessor_count
-        self._primary = self.check("primary context", driver.cuDevicePrimaryCtxRetain(self.ordinal))
-        self.dtypes: Mapping[str, Any] = {
-            "u8": torch.uint8,
-            "i16": torch.int16,
-            "i32": torch.int32,
-            "u32": torch.uint32,
-            "i64": torch.int64,
-            "bf16": torch.bfloat16,
-            "f32": torch.float32,
-        }
-        self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-
-    def check(self, what: str, outcome: tuple[Any, ...]) -> Any:
-        """Return the value of a driver call.
-
-        Raises
-        ------
-        LaunchFailed
-            The driver refused it.
-        """
-        status, *values = outcome
-        if status.value != 0:
-            raise LaunchFailed(what, status.name)
-        return values[0] if values else None
-
-    def run_in_context(self, call: Callable[[], Any]) -> Any:
-        """Run a driver call with this device's primary context current."""
-        self.check("context", self.driver.cuCtxPushCurrent(self._primary))
-        try:
-            return call()
-        finally:
-            self.check("context", self.driver.cuCtxPopCurrent())
-
-    def stream_handle(self, stream: Any) -> int:
-        """Return a stream's handle: torch's current one for None, else a torch or cuda.core stream, or an int."""
-        if stream is None:
-            return self._current_stream(self.ordinal)
-        if isinstance(stream, int):
-            return stream
-        return int(stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.handle)
+WRONG_CONTEXT_ERRORS = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_CONTEXT_IS_DESTROYED")
 
 
 class Program:
@@ -130,7 +38,8 @@ class Program:
         target = resolved.planned.target
         if device.capability != target.capability:
             raise WrongArch(self.name, target.arch, f"{device.name} (compute capability {device.capability})")
-        self._padding = len(resolved.record.parameter_bytes) - len(self.definition.arguments)
+        self._signature = Signature(self.name, self.definition.arguments, device)
+        self._padding = [0] * (len(resolved.record.parameter_bytes) - len(self.definition.arguments))
         self._library, self._function = device.run_in_context(lambda: self._load(resolved))
         self.resident_blocks = device.sm_count * device.run_in_context(self._occupancy)
 
@@ -172,12 +81,9 @@ class Program:
             Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's.
         """
         self.refuse_unloaded()
-        arguments = self.definition.arguments
-        given = self._by_name(values, named)
-        scalars = {a.name: self._check_scalar(a, given[a.name]) for a in arguments if not a.is_pointer}
-        words = [self._check_tensor(a, given[a.name], scalars) if a.is_pointer else scalars[a.name] for a in arguments]
-        kept = tuple(given[a.name] for a in arguments if a.is_pointer)
-        return Bound(self, words + [0] * self._padding, self.definition.grid(scalars, self.resident_blocks), kept)
+        words, scalars, kept = self._signature.check(values, named)
+        grid = self.definition.grid(scalars, self.resident_blocks)
+        return Bound(self, words + self._padding, grid, kept)
 
     def launch(self, *values: Any, stream: Any = None, **named: Any) -> None:
         """Check the arguments and launch; see :meth:`bind` and :meth:`Bound.launch`."""
@@ -195,55 +101,6 @@ class Program:
             self.device.run_in_context(lambda: self.device.check(self.name, unload(self._library)))
         self._refusal = reason
 
-    def _by_name(self, values: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        names = [a.name for a in self.definition.arguments]
-        if len(values) > len(names):
-            raise self._refuse(f"number {len(names) + 1}", f"is one too many: it takes {', '.join(names)}")
-        given = dict(zip(names, values, strict=False))
-        for name, value in named.items():
-            if name not in names:
-                raise self._refuse(name, f"is unknown: it takes {', '.join(names)}")
-            if name in given:
-                raise self._refuse(name, "is given twice")
-            given[name] = value
-        for name in names:
-            if name not in given:
-                raise self._refuse(name, f"is missing: it takes {', '.join(names)}")
-        return given
-
-    def _refuse(self, argument: str, reason: str) -> InvalidArgument:
-        return InvalidArgument(self.name, argument, reason)
-
-    def _check_scalar(self, argument: Argument, value: Any) -> int:
-        if type(value) is not int:
-            raise self._refuse(argument.name, f"is a {type(value).__name__}, not an int")
-        if value < 0:
-            raise self._refuse(argument.name, f"= {value} is negative, and no count is")
-        if value >= INTEGER_LIMITS[argument.dtype]:
-            raise self._refuse(argument.name, f"= {value} does not fit {argument.dtype}")
-        return value
-
-    def _check_tensor(self, argument: Argument, value: Any, scalars: Scalars) -> int:
-        device = self.device
-        if not isinstance(value, device.torch.Tensor):
-            raise self._refuse(argument.name, f"is a {type(value).__name__}, not a torch tensor")
-        if value.dtype is not device.dtypes[argument.dtype]:
-            raise self._refuse(argument.name, f"has dtype {value.dtype}, not {device.dtypes[argument.dtype]}")
-        if value.device != device.torch_device:
-            raise self._refuse(argument.name, f"is on {value.device}, the program on {device.torch_device}")
-        if not value.is_contiguous():
-            raise self._refuse(
-                argument.name, f"is not contiguous: shape {tuple(value.shape)}, strides {value.stride()}"
-            )
-        address: int = value.data_ptr()
-        if address % argument.alignment:
-            raise self._refuse(argument.name, f"at {address:#x} is not aligned to {argument.alignment} bytes")
-        assert argument.elements is not None
-        needed = argument.elements(scalars)
-        if value.numel() < needed:
-            raise self._refuse(argument.name, f"has {value.numel()} elements, the kernel may touch {needed}")
-        return address
-
 
 class Bound:
     """A program with checked arguments. ``launch`` is one driver call: no check, no allocation, no file."""
@@ -252,10 +109,12 @@ class Bound:
         self.program = program
         self.grid = grid
         self.kept = kept
-        self._values = (ctypes.c_int64 * len(words))(*words)
-        first = ctypes.addressof(self._values)
-        self._parameters = (ctypes.c_void_p * len(words))(*(first + 8 * i for i in range(len(words))))
-        self._address = ctypes.addressof(self._parameters)
+        # The values, and behind them the address of each: what the driver reads at every launch.
+        count = len(words)
+        self._parameters = (ctypes.c_int64 * (2 * count))(*words)
+        first = ctypes.addressof(self._parameters)
+        self._address = first + 8 * count
+        self._parameters[count:] = list(range(first, self._address, 8))
         self._driver_launch = self._choose_launch()
 
     def launch(self, stream: Any = None) -> None:
@@ -329,12 +188,3 @@ class Bound:
         if status.name not in WRONG_CONTEXT_ERRORS:
             raise LaunchFailed(name, status.name)
         device.run_in_context(lambda: device.check(name, self._driver_launch(handle)))
-
-
-def current_arch() -> str | None:
-    """Return the architecture of torch's current device if planfreeze compiles for it, else None."""
-    try:
-        device = Device()
-    except (DeviceMissing, ExtraMissing):
-        return None
-    return next((arch for arch, known in ARCHS.items() if known.capability == device.capability), None)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from planfreeze.cache.store import Store
+from planfreeze.device import Device
 from planfreeze.errors import GuardAsleep
 from planfreeze.guard import Guard
 from planfreeze.payload import Payload
 from planfreeze.plans import FrozenPlan
-from planfreeze.programs import Device, Program
+from planfreeze.programs import Program
 from planfreeze.resolve import Resolution, check_kernels, planned_programs, program_name, resolve_plan
 
 __all__ = ["Replay", "prove_guard", "replay_plan"]

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Self
 
 from planfreeze.cache.store import Store
+from planfreeze.device import Device
 from planfreeze.errors import PlanMissing, SessionState, StoreMissing, UnplannedProgram
 from planfreeze.explanations import describe_nearest
 from planfreeze.guard import Attempt, Guard, Mode
 from planfreeze.payload import Payload
 from planfreeze.plans import FrozenPlan, build_arguments
-from planfreeze.programs import Device, Program
+from planfreeze.programs import Program
 from planfreeze.resolve import (
     PlannedProgram,
     check_kernels,

@@ -8,10 +8,11 @@ import torch
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
+from planfreeze.device import Device
 from planfreeze.errors import InvalidArgument, LaunchFailed, SessionState, WrongArch
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.plans import Plan
-from planfreeze.programs import Device, Program
+from planfreeze.programs import Program
 from planfreeze.resolve import ResolvedProgram, resolve_plan
 from planfreeze.target import target
 
@@ -115,7 +116,7 @@ def test_a_launch_is_one_driver_call_on_the_current_stream(program: Program) -> 
 def test_arguments_reach_the_driver_in_order_by_name_or_position(program: Program) -> None:
     source, out = rows(), sums()
     for bound in (program.bind(source, out, TOKENS), program.bind(tokens=TOKENS, out=out, route_output=source)):
-        assert list(bound._values) == [source.data_ptr(), out.data_ptr(), TOKENS]
+        assert bound._parameters[:3] == [source.data_ptr(), out.data_ptr(), TOKENS]
 
 
 def test_a_call_without_tokens_launches_nothing(program: Program) -> None:

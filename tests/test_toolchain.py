@@ -4,13 +4,14 @@ import importlib
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from planfreeze import toolchain as toolchains
 from planfreeze.errors import CompilerMissing, ToolchainUnreadable
-from planfreeze.toolchain import find_toolchain
+from planfreeze.toolchain import Toolchain, find_toolchain
 
 # Site directory of a compiler as pip leaves it.
 INSTALLED = {
@@ -20,7 +21,7 @@ INSTALLED = {
     "triton/backends/nvidia/bin/ptxas": "\x7fELF assembler",
     "triton/__pycache__/__init__.cpython-311.pyc": "bytecode",
     "../../../bin/proton": "#!/home/somebody/venv/bin/python3\n",
-    "triton-3.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: triton\nVersion: 3.9.0\n",
+    "triton-3.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: triton\nVersion: 3.9.0\nSummary: Compiler\n",
     "triton-3.9.0.dist-info/INSTALLER": "pip\n",
     "triton-3.9.0.dist-info/REQUESTED": "",
     "triton-3.9.0.dist-info/direct_url.json": '{"url": "file:///home/somebody/triton.whl"}',
@@ -40,36 +41,36 @@ def install(prefix: Path, files: dict[str, str]) -> Path:
     return site
 
 
-@pytest.fixture
-def use_only(monkeypatch):
-    """Make one folder the whole search path."""
+class Search:
+    """Find toolchains with some folders and the standard library as the whole search path."""
 
-    def use(site: Path) -> None:
-        monkeypatch.setattr(sys, "path", [str(site)])
-        importlib.invalidate_caches()
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
 
-    return use
+    def find(self, *sites: Path, dialect: str = "triton") -> Toolchain:
+        standard = [sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", [*map(str, sites), *standard])
+            importlib.invalidate_caches()
+            return find_toolchain(dialect, self.cache)
 
-
-@pytest.fixture
-def site(tmp_path, use_only):
-    """The compiler, installed and alone on the search path."""
-    made = install(tmp_path / "environment", INSTALLED)
-    use_only(made)
-    return made
+    def fingerprint(self, site: Path) -> str:
+        return self.find(site).fingerprint
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache" / "toolchains"
+def search(tmp_path):
+    return Search(tmp_path / "cache" / "toolchains")
 
 
-def fingerprint_of(cache: Path) -> str:
-    return find_toolchain("triton", cache).fingerprint
+@pytest.fixture
+def site(tmp_path):
+    """The site directory of an installed compiler."""
+    return install(tmp_path / "environment", INSTALLED)
 
 
-def test_toolchain_names_dialect_and_version_and_hashes_content(site, cache):
-    found = find_toolchain("triton", cache)
+def test_toolchain_names_dialect_and_version_and_hashes_content(site, search):
+    found = search.find(site)
     assert (found.dialect, found.version, len(found.fingerprint)) == ("triton", "3.9.0", 64)
 
 
@@ -77,34 +78,33 @@ CONTENT = [name for name in INSTALLED if name.startswith("triton/") and not name
 
 
 @pytest.mark.parametrize("name", [*CONTENT, "triton-3.9.0.dist-info/METADATA"])
-def test_edit_of_any_file_changes_the_fingerprint_with_version_size_and_mtime_kept(site, cache, name):
-    before = fingerprint_of(cache)
+def test_edit_of_any_file_changes_the_fingerprint_with_version_size_and_mtime_kept(site, search, name):
+    before = search.fingerprint(site)
     path, status = site / name, (site / name).stat()
     text = path.read_text()
     path.write_text(text[:-2] + "!" + text[-1])
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert path.stat().st_size == status.st_size and path.stat().st_mtime_ns == status.st_mtime_ns
-    after = find_toolchain("triton", cache)
+    after = search.find(site)
     assert after.fingerprint != before and after.version == "3.9.0"
 
 
 @pytest.mark.parametrize("name", [name for name in INSTALLED if name not in CONTENT and "METADATA" not in name])
-def test_traces_of_the_installation_do_not_count(site, cache, name):
-    before = fingerprint_of(cache)
+def test_traces_of_the_installation_do_not_count(site, search, name):
+    before = search.fingerprint(site)
     (site / name).write_text("something else")
-    assert fingerprint_of(cache) == before
+    assert search.fingerprint(site) == before
 
 
-def test_fingerprint_is_the_same_in_another_environment_at_another_time(site, cache, tmp_path, use_only):
-    before = fingerprint_of(cache)
+def test_fingerprint_is_the_same_in_another_environment_at_another_time(site, search, tmp_path):
+    before = search.fingerprint(site)
     other = install(tmp_path / "other", INSTALLED | {"../../../bin/proton": "#!/opt/python3\n"})
     for path in other.rglob("*"):
         os.utime(path, (1, 1))
-    use_only(other)
-    assert fingerprint_of(cache) == before
+    assert search.fingerprint(other) == before
 
 
-def test_file_more_or_less_or_under_another_name_changes_the_fingerprint(tmp_path, site, cache, use_only):
+def test_file_more_or_less_or_under_another_name_changes_the_fingerprint(tmp_path, search):
     less = {name: text for name, text in INSTALLED.items() if name != "triton/compiler.py"}
     variants = [
         INSTALLED,
@@ -114,33 +114,32 @@ def test_file_more_or_less_or_under_another_name_changes_the_fingerprint(tmp_pat
     ]
     prints = set()
     for number, files in enumerate(variants):
-        use_only(install(tmp_path / str(number), files))
-        prints.add(fingerprint_of(cache))
+        prints.add(search.fingerprint(install(tmp_path / str(number), files)))
     assert len(prints) == len(variants)
 
 
-def test_listed_file_that_is_gone_changes_the_fingerprint(site, cache):
-    before = fingerprint_of(cache)
+def test_listed_file_that_is_gone_changes_the_fingerprint(site, search):
+    before = search.fingerprint(site)
     (site / "triton" / "compiler.py").unlink()
-    assert fingerprint_of(cache) != before
+    assert search.fingerprint(site) != before
 
 
-def test_fingerprint_is_remembered_while_stat_says_nothing_changed(site, cache, monkeypatch):
+def test_fingerprint_is_remembered_while_stat_says_nothing_changed(site, search, monkeypatch):
     hashed = []
     hash_files = toolchains.hash_files
     monkeypatch.setattr(toolchains, "hash_files", lambda files: hashed.append(1) or hash_files(files))
-    first = fingerprint_of(cache)
-    assert fingerprint_of(cache) == first and len(hashed) == 1
+    first = search.fingerprint(site)
+    assert search.fingerprint(site) == first and len(hashed) == 1
     os.utime(site / "triton" / "compiler.py", (1, 1))
-    assert fingerprint_of(cache) == first and len(hashed) == 2, "a new mtime costs a hash and changes nothing"
+    assert search.fingerprint(site) == first and len(hashed) == 2, "a new mtime costs a hash and changes nothing"
 
 
-def test_remembered_fingerprint_is_used_and_not_recomputed(site, cache):
+def test_remembered_fingerprint_is_used_and_not_recomputed(site, search):
     """Only a change that keeps size, inode, mtime and ctime goes unseen: here the memory is what is changed."""
-    fingerprint_of(cache)
-    (remembered,) = cache.iterdir()
+    search.fingerprint(site)
+    (remembered,) = search.cache.iterdir()
     remembered.write_bytes(toolchains.seal(remembered, "e" * 64))
-    assert fingerprint_of(cache) == "e" * 64
+    assert search.fingerprint(site) == "e" * 64
 
 
 DAMAGE = {
@@ -156,51 +155,49 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_memory_is_ignored_and_written_again(site, cache, damage):
-    before = fingerprint_of(cache)
-    (remembered,) = cache.iterdir()
+def test_damaged_memory_is_ignored_and_written_again(site, search, damage):
+    before = search.fingerprint(site)
+    (remembered,) = search.cache.iterdir()
     whole = remembered.read_bytes()
     remembered.write_bytes(DAMAGE[damage](whole))
-    assert fingerprint_of(cache) == before
-    assert [path.read_bytes() for path in cache.iterdir()] == [whole]
+    assert search.fingerprint(site) == before
+    assert [path.read_bytes() for path in search.cache.iterdir()] == [whole]
 
 
-def test_memory_of_other_files_does_not_serve_these(site, cache):
-    before = fingerprint_of(cache)
-    (remembered,) = cache.iterdir()
+def test_memory_of_other_files_does_not_serve_these(site, search):
+    before = search.fingerprint(site)
+    (remembered,) = search.cache.iterdir()
     (site / "triton" / "compiler.py").write_text("changed")
-    changed = fingerprint_of(cache)
-    (newer,) = (path for path in cache.iterdir() if path != remembered)
+    changed = search.fingerprint(site)
+    (newer,) = (path for path in search.cache.iterdir() if path != remembered)
     shutil.copy(remembered, newer)
-    assert fingerprint_of(cache) == changed != before
+    assert search.fingerprint(site) == changed != before
 
 
 def test_directory_that_cannot_be_written_only_costs_time(site, tmp_path):
     (tmp_path / "file").write_text("")
-    assert len(fingerprint_of(tmp_path / "file" / "toolchains")) == 64
+    assert len(Search(tmp_path / "file" / "toolchains").fingerprint(site)) == 64
 
 
 @pytest.mark.parametrize(("dialect", "distribution"), [("triton", "triton"), ("cute", "nvidia-cutlass-dsl")])
-def test_missing_compiler_names_the_extra_to_install(tmp_path, use_only, cache, dialect, distribution):
-    use_only(tmp_path)
+def test_missing_compiler_names_the_extra_to_install(tmp_path, search, dialect, distribution):
     with pytest.raises(
         CompilerMissing, match=rf"{distribution} is not installed.*pip install 'planfreeze\[build\]'"
     ) as raised:
-        find_toolchain(dialect, cache)
+        search.find(tmp_path, dialect=dialect)
     assert raised.value.exit_code == 6
 
 
-def test_part_of_a_compiler_alone_is_no_compiler(tmp_path, use_only, cache):
+def test_part_of_a_compiler_alone_is_no_compiler(tmp_path, search):
     libraries = tmp_path / "nvidia_cutlass_dsl_libs_core-4.8.1.dist-info"
     libraries.mkdir()
     (libraries / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cutlass-dsl-libs-core\nVersion: 4.8.1\n")
     (libraries / "RECORD").write_text("")
-    use_only(tmp_path)
     with pytest.raises(CompilerMissing, match="nvidia-cutlass-dsl is not installed"):
-        find_toolchain("cute", cache)
+        search.find(tmp_path, dialect="cute")
 
 
-def test_every_distribution_of_a_compiler_counts(tmp_path, use_only, cache):
+def test_every_distribution_of_a_compiler_counts(tmp_path, search):
     def install_cute(prefix: Path, library: str) -> Path:
         for name, text in (("nvidia-cutlass-dsl", "import x\n"), ("nvidia-cutlass-dsl-libs-cu12", library)):
             folder = prefix / f"{name.replace('-', '_')}-4.8.1.dist-info"
@@ -214,26 +211,24 @@ def test_every_distribution_of_a_compiler_counts(tmp_path, use_only, cache):
 
     found = []
     for number, library in enumerate(("one", "two")):
-        use_only(install_cute(tmp_path / str(number), library))
-        found.append(find_toolchain("cute", cache))
+        found.append(search.find(install_cute(tmp_path / str(number), library), dialect="cute"))
     assert found[0].version == found[1].version == "4.8.1"
     assert found[0].fingerprint != found[1].fingerprint
 
 
-def test_compiler_without_a_list_of_its_files_is_refused(site, cache):
+def test_compiler_without_a_list_of_its_files_is_refused(site, search):
     (site / RECORD).unlink()
     with pytest.raises(ToolchainUnreadable, match=r"triton is installed but has no list of its files") as raised:
-        find_toolchain("triton", cache)
+        search.find(site)
     assert raised.value.exit_code == 6
 
 
-def test_compiler_that_is_imported_from_elsewhere_is_refused(site, cache, tmp_path, monkeypatch):
+def test_compiler_that_is_imported_from_elsewhere_is_refused(site, search, tmp_path):
     checkout = tmp_path / "checkout"
     (checkout / "triton").mkdir(parents=True)
     (checkout / "triton" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(checkout))
     with pytest.raises(ToolchainUnreadable, match=r"checkout/triton/__init__\.py, which is none of its files"):
-        find_toolchain("triton", cache)
+        search.find(checkout, site)
 
 
 @pytest.mark.parametrize("dialect", ["triton", "cute"])
@@ -242,7 +237,7 @@ def test_installed_compilers_are_found_without_importing_them(interpreter, toolc
         """
         import sys
         from pathlib import Path
-        from planfreeze.toolchain import find_toolchain
+        from planfreeze.toolchain import Toolchain, find_toolchain
         found = find_toolchain(sys.argv[1], Path(sys.argv[2]))
         assert found.version and len(found.fingerprint) == 64
         assert not {"triton", "cutlass"} & set(sys.modules)

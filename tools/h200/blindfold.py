@@ -31,6 +31,7 @@ class Blindfold:
         return {
             "modules_loaded": loaded_modules(),
             "commands_found": [name for name in HIDDEN_COMMANDS if shutil.which(name)],
+            "compilers_started": [text for text in self.spawned if any(name in text for name in HIDDEN_COMMANDS)],
             "processes_started": self.spawned,
         }
 

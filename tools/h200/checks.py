@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from layer import ARCH, Projection, make_projection, random_routes
+from layer import ARCH, Projection, exceptional_scales, make_projection, random_routes
 from torch import Tensor
 
 from planfreeze.kernels.moe import reference
@@ -216,6 +216,7 @@ def check_micro_layer(session: Session, experts: int, payload: MicroFc1Payload) 
         intermediate=payload.intermediate,
         top_k=payload.top_k,
         generator=generator(7),
+        make_scales=exceptional_scales,
     )
     found = []
     for bits in ID_TYPES:

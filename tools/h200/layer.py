@@ -1,5 +1,6 @@
 """Random layers and routes for checks and timings on a device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,13 +39,19 @@ class Projection:
 
 
 def make_projection(
-    *, experts: int, hidden: int, intermediate: int, top_k: int, generator: torch.Generator
+    *,
+    experts: int,
+    hidden: int,
+    intermediate: int,
+    top_k: int,
+    generator: torch.Generator,
+    make_scales: Callable[[ScaleGeometry, int, torch.Generator], Tensor],
 ) -> Projection:
-    """Make random weights, and scales with the outliers of real ones."""
+    """Make random weights, and scales by ``make_scales``."""
     rows = 2 * intermediate
     geometry = ScaleGeometry(rows=rows, columns=hidden // 32, group_rows=intermediate)
     codes = random_bytes(generator, 0, 255, experts, rows, hidden // 2)
-    scales = layer_scales(experts, rows, hidden // 32, generator)
+    scales = make_scales(geometry, experts, generator)
     native = native_plane(geometry, scales)
     return Projection(
         experts=experts,
@@ -59,13 +66,24 @@ def make_projection(
     )
 
 
-def layer_scales(experts: int, rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Make scales of moderate size: row bases 120..125 and a bit, some outliers, three dense runs of four rows."""
+def exceptional_scales(geometry: ScaleGeometry, experts: int, generator: torch.Generator) -> Tensor:
+    """Make scales full of exceptions, to check with: every 97th byte an outlier, three dense runs of four rows."""
+    rows, columns = geometry.rows, geometry.columns
     scales = random_bytes(generator, 120, 125, experts, rows, 1) + random_bytes(generator, 0, 1, experts, rows, columns)
     sparse = scales.view(-1)[::97]
     sparse.copy_(random_bytes(generator, 116, 129, len(sparse)))
     for row in (40, rows // 2 - 8, rows - 4):
         scales[:, row : row + 4] = random_bytes(generator, 114, 131, experts, 4, columns)
+    return scales
+
+
+def serving_scales(geometry: ScaleGeometry, experts: int, generator: torch.Generator) -> Tensor:
+    """Make scales about as real checkpoints have them, to time with: 0.03 % exceptions, two dense rows an expert."""
+    rows, columns = geometry.rows, geometry.columns
+    scales = random_bytes(generator, 112, 123, experts, rows, 1) + random_bytes(generator, 0, 1, experts, rows, columns)
+    rare = torch.rand(scales.shape, generator=generator, device=generator.device) < 3e-4
+    scales = torch.where(rare, scales + 2, scales)
+    scales[:, 100:102] = random_bytes(generator, 114, 131, experts, 2, columns)
     return scales
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from checks import DEVICE, generator
-from layer import Projection, make_projection, random_routes
+from layer import Projection, make_projection, random_routes, serving_scales
 from torch import Tensor
 
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
@@ -70,6 +70,7 @@ def make_layer(experts: int, payload: MicroFc1Payload) -> Projection:
         intermediate=payload.intermediate,
         top_k=payload.top_k,
         generator=generator(7),
+        make_scales=serving_scales,
     )
 
 
@@ -118,7 +119,7 @@ def time_expand(session: Session, payloads: tuple[ExpandPayload, ...]) -> dict[s
     """Time the expansion of one layer: both projections, over realistic scales."""
     calls, moved = [], 0
     for payload in payloads:
-        plane = native_plane(payload.geometry, serving_scales(payload.geometry, payload.experts))
+        plane = native_plane(payload.geometry, serving_scales(payload.geometry, payload.experts, generator(11)))
         inline = encode(payload.geometry, plane)
         moved += inline.storage.numel() + plane.numel()
         calls.append(session.program(payload).bind(inline.storage, plane, payload.experts * payload.geometry.tiles))
@@ -130,23 +131,9 @@ def time_expand(session: Session, payloads: tuple[ExpandPayload, ...]) -> dict[s
     return {**median_us({"expand": [call]})["expand"], "floor_bytes": moved}
 
 
-def serving_scales(geometry: ScaleGeometry, experts: int) -> Tensor:
-    """Make scales with about the exceptions of real checkpoints: 0.03 % of the bytes, two dense rows an expert."""
-    seed = generator(11)
-
-    def draw(low: int, high: int, *size: int) -> Tensor:
-        return torch.randint(low, high + 1, size, generator=seed, device=DEVICE, dtype=torch.uint8)
-
-    scales = draw(112, 123, experts, geometry.rows, 1) + draw(0, 1, experts, geometry.rows, geometry.columns)
-    rare = torch.rand(scales.shape, generator=seed, device=DEVICE) < 3e-4
-    scales = torch.where(rare, scales + 2, scales)
-    scales[:, 100:102] = draw(114, 131, experts, 2, geometry.columns)
-    return scales
-
-
 def time_encode(geometries: tuple[ScaleGeometry, ...], experts: int) -> dict[str, float]:
     """Time encoding one layer's planes into inline storage, in milliseconds of wall time."""
-    planes = [native_plane(geometry, serving_scales(geometry, experts)) for geometry in geometries]
+    planes = [native_plane(geometry, serving_scales(geometry, experts, generator(11))) for geometry in geometries]
     times = []
     for _ in range(7):
         torch.cuda.synchronize()

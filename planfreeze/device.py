@@ -1,0 +1,99 @@
+"""Devices: a CUDA device as torch and the driver see it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from planfreeze.errors import DeviceMissing, ExtraMissing, LaunchFailed
+from planfreeze.target import ARCHS
+
+__all__ = ["Device", "current_arch"]
+
+
+class Device:
+    """A CUDA device and its primary context, through torch and the driver's Python bindings.
+
+    Parameters
+    ----------
+    ordinal : int, optional
+        torch's number of the device; None takes torch's current one.
+
+    Raises
+    ------
+    ExtraMissing
+        torch or cuda-core is not installed.
+    DeviceMissing
+        There is no such device.
+    """
+
+    def __init__(self, ordinal: int | None = None) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise ExtraMissing("serve", "torch") from error
+        try:
+            from cuda.bindings import driver
+            from cuda.core import Device as CudaDevice
+        except ImportError as error:
+            raise ExtraMissing("serve", "cuda-core") from error
+        if not torch.cuda.is_available():
+            raise DeviceMissing("torch sees none")
+        self.ordinal: int = torch.cuda.current_device() if ordinal is None else ordinal
+        if not 0 <= self.ordinal < torch.cuda.device_count():
+            raise DeviceMissing(f"there is no cuda:{self.ordinal}; torch sees {torch.cuda.device_count()}")
+        self.driver = driver
+        self.torch = torch
+        self.torch_device = torch.device("cuda", self.ordinal)
+        torch.zeros(1, device=self.torch_device)  # the primary context now exists
+        device = CudaDevice(self.ordinal)
+        self.name: str = device.name
+        self.capability: tuple[int, int] = tuple(device.compute_capability)
+        self.sm_count: int = device.properties.multiprocessor_count
+        self._primary = self.check("primary context", driver.cuDevicePrimaryCtxRetain(self.ordinal))
+        self.dtypes: Mapping[str, Any] = {
+            "u8": torch.uint8,
+            "i16": torch.int16,
+            "i32": torch.int32,
+            "u32": torch.uint32,
+            "i64": torch.int64,
+            "bf16": torch.bfloat16,
+            "f32": torch.float32,
+        }
+        self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+
+    def check(self, what: str, outcome: tuple[Any, ...]) -> Any:
+        """Return the value of a driver call.
+
+        Raises
+        ------
+        LaunchFailed
+            The driver refused it.
+        """
+        status, *values = outcome
+        if status.value != 0:
+            raise LaunchFailed(what, status.name)
+        return values[0] if values else None
+
+    def run_in_context(self, call: Callable[[], Any]) -> Any:
+        """Run a driver call with this device's primary context current."""
+        self.check("context", self.driver.cuCtxPushCurrent(self._primary))
+        try:
+            return call()
+        finally:
+            self.check("context", self.driver.cuCtxPopCurrent())
+
+    def stream_handle(self, stream: Any) -> int:
+        """Return a stream's handle: torch's current one for None, else a torch or cuda.core stream, or an int."""
+        if stream is None:
+            return self._current_stream(self.ordinal)
+        if isinstance(stream, int):
+            return stream
+        return int(stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.handle)
+
+
+def current_arch() -> str | None:
+    """Return the architecture of torch's current device if planfreeze compiles for it, else None."""
+    try:
+        device = Device()
+    except (DeviceMissing, ExtraMissing):
+        return None
+    return next((arch for arch, known in ARCHS.items() if known.capability == device.capability), None)
