@@ -16,11 +16,10 @@ __all__ = ["KEY_SCHEMA", "Key", "dialect_of", "differing_labels", "make_key", "s
 KEY_SCHEMA = 1
 
 # Environment of every compile, and nothing else that a compiler reads. Line information would put absolute paths
-# into cubins; the fusion default differs between Triton versions; the CuTe DSL keeps what it knows of modules in a
-# folder of predictable name below /tmp, where others could write it.
-COMPILE_ENVIRONMENT = {
+# into cubins; the fusion default differs between Triton versions.
+COMPILE_ENVIRONMENT: dict[str, dict[str, str]] = {
     "triton": {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DEFAULT_FP_FUSION": "1"},
-    "cute": {"CUTE_DSL_DISABLE_FILE_CACHING": "1"},
+    "cute": {},
 }
 COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
 

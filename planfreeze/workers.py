@@ -4,6 +4,7 @@ Parent and worker exchange length-prefixed msgpack messages over the worker's st
 outcome comes back. Whatever compilers print lands in the worker's log.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Self
 
 import msgpack
@@ -26,8 +28,9 @@ from planfreeze.target import Target, target
 __all__ = ["Task", "Worker"]
 
 # What a compiler process may see of the caller's environment; nothing here reaches generated code.
-PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 LOG_TAIL_BYTES = 8192
+DUMPS = "dumps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Worker:
         self.target = target
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._folder = tempfile.TemporaryDirectory(prefix="planfreeze-worker-")
+        Path(self._folder.name, DUMPS).mkdir()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "planfreeze.workers"],
             env=worker_environment(target, self._folder.name),
@@ -103,7 +107,8 @@ class Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # a task that a dead process never read
+            self._process.stdin.close()
         self._process.stdout.close()
         self._log.close()
         self._folder.cleanup()
@@ -115,13 +120,18 @@ class Worker:
 
 
 def worker_environment(target: Target, folder: str) -> dict[str, str]:
-    """Return the whole environment of a worker: pinned, GPU-blind, and with the parent's module search path."""
+    """Return the whole environment of a worker: pinned, GPU-blind, and with the parent's module search path.
+
+    Its temporary files are in ``folder``. The CuTe DSL keeps what it knows of modules under a fixed name among the
+    temporary files, where others could have written it.
+    """
     return {
         **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
         **COMPILE_ENVIRONMENT["triton"],
         **COMPILE_ENVIRONMENT["cute"],
         "CUTE_DSL_ARCH": target.arch,
-        "CUTE_DSL_DUMP_DIR": folder,
+        "CUTE_DSL_DUMP_DIR": str(Path(folder, DUMPS)),
+        "TMPDIR": folder,
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),  # noqa: PTH100

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ PACKAGE = {
                 if mode == "close":
                     os.closerange(3, 64)
                 if mode in ("close", "wait"):
-                    Path(os.environ["TMPDIR"], "waiting").write_text(str(os.getpid()))
+                    Path(os.environ["HOME"], "waiting").write_text(str(os.getpid()))
                     time.sleep(3600)
 
             @cute.jit
@@ -258,3 +259,17 @@ def interpreter(toys: Toys, tmp_path: Path) -> Interpreter:
     home = tmp_path / "home"
     home.mkdir()
     return Interpreter(home, (toys.folder, ROOT))
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[[Path], str]:
+    """Wait until a file is there and has content; return it."""
+
+    def wait(path: Path) -> str:
+        deadline = time.monotonic() + 60
+        while not (path.exists() and path.stat().st_size):
+            assert time.monotonic() < deadline, f"{path} never came"
+            time.sleep(0.01)
+        return path.read_text()
+
+    return wait

@@ -73,11 +73,11 @@ def test_every_field_is_in_the_encoding(name):
     assert replace(RECORD, **{name: changed}).encode() != GOLDEN
 
 
-@pytest.mark.parametrize("size", range(len(GOLDEN)))
-def test_truncation_is_refused(size):
-    with pytest.raises(DamagedRecord) as raised:
-        ProgramRecord.decode(GOLDEN[:size])
-    assert raised.value.exit_code == 4
+def test_every_truncation_is_refused():
+    for size in range(len(GOLDEN)):
+        with pytest.raises(DamagedRecord) as raised:
+            ProgramRecord.decode(GOLDEN[:size])
+        assert raised.value.exit_code == 4
 
 
 def test_any_changed_byte_is_refused_or_gives_another_record_that_encodes_alike():

@@ -1,7 +1,9 @@
 """Build the pack that tools/h200/run.py launches: python tools/h200/pack.py STORE. Needs compilers, no GPU."""
 
+import json
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -78,6 +80,11 @@ def check_plan() -> Plan:
     return Plan(model="checks", tp=1, target=target(ARCH), payloads=tuple(payloads))
 
 
+def toolchain_file(store: Path) -> Path:
+    """Return the file beside a store that names the compilers' versions, which the device's machine does not have."""
+    return store.with_name(f"{store.name}.toolchain.json")
+
+
 def main() -> None:
     """Build all plans; the exit status is 1 when a program does not compile."""
     report = build_plans(
@@ -89,6 +96,8 @@ def main() -> None:
     for outcome in report.outcomes:
         if outcome.reason:
             sys.stderr.write(f"{outcome.program.name}: {outcome.reason}\n")
+    versions = {name: metadata.version(name) for name in ("triton", "nvidia-cutlass-dsl")}
+    toolchain_file(Path(sys.argv[1])).write_text(json.dumps(versions))
     for plan in report.plans:
         sys.stdout.write(f"{plan.name}@sha256:{plan.root} {len(plan.entries)} programs\n")
     sys.exit(report.count("failed") > 0)

@@ -189,6 +189,7 @@ def main() -> None:
     run.check("no compiler", [], lambda: checks.require(not any(reached), str(hidden)) or {})
     evidence = {
         **describe_machine(run.session),
+        "built_with": json.loads(pack.toolchain_file(given.store).read_text()),
         "no_compiler": {**hidden, "attempts": attempts},
         "stranded_pages": json.loads(given.stranded.read_text()) if given.stranded else None,
         "checks": [{"name": name, "state": state} for name, state, _ in run.rows],

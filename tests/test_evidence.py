@@ -1,0 +1,79 @@
+"""The evidence of the device run: every cubin that the models' sm_90a plans build was launched and compared there.
+
+Digests name bytes, so a change that leaves all cubins as they are needs no device, and one that does not fails here.
+"""
+
+import json
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from planfreeze.builds import build_plans
+from planfreeze.cache.store import Store
+from planfreeze.models import PlanOptions, load_model
+from planfreeze.plans import FrozenPlan, make_plan
+from planfreeze.target import target
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = json.loads((ROOT / "evidence" / "h200.json").read_text())
+UNVERIFIED = tomllib.loads((ROOT / "evidence" / "unverified.toml").read_text())
+OPTIONS = PlanOptions(inline_limit=1536, arms=("inline", "expand", "native"))
+
+
+def pinned() -> dict[str, str]:
+    """Return the toolchain that the digests of the evidence belong to."""
+    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[FrozenPlan, ...]:
+    for name in ("triton", "nvidia-cutlass-dsl"):
+        if metadata.version(name) != pinned()[name]:
+            pytest.skip(f"{name} {metadata.version(name)} is not the pinned {pinned()[name]} of the evidence")
+    folder = tmp_path_factory.mktemp("evidence")
+    declared = [
+        make_plan(load_model(name), tp=tp, target=target("sm_90a"), options=OPTIONS)
+        for name, tp in (("ds41", 4), ("kimi_k3", 16))
+    ]
+    report = build_plans(declared, Store.open(folder / "store", writable=True), jobs=2, toolchains=folder)
+    assert report.count("failed") == 0
+    return report.plans
+
+
+def test_every_cubin_of_the_models_was_launched_on_the_device(plans: tuple[FrozenPlan, ...]) -> None:
+    launched = {program["blob"] for program in EVIDENCE["programs"]}
+    families = {program["family"] for program in EVIDENCE["programs"]}
+    unknown = [
+        f"{entry.family} {dict(entry.fields)} {entry.blob}"
+        for plan in plans
+        for entry in plan.entries
+        if entry.blob not in launched and entry.family.partition(":")[2] not in UNVERIFIED
+    ]
+    assert not unknown, "run tools/h200 on a device and replace evidence/h200.json"
+    assert {"act_quant", "micro_fc1", "expand", "topk_sum"} <= families
+
+
+def test_no_family_is_unverified_without_a_reason_and_a_family_of_its_name() -> None:
+    families = {program["family"] for program in EVIDENCE["programs"]}
+    for family, reason in UNVERIFIED.items():
+        assert family in families
+        assert re.search(r"\w+ \w+", reason)
+
+
+def test_the_device_run_used_no_compiler_and_passed_every_check() -> None:
+    hidden = EVIDENCE["no_compiler"]
+    assert hidden["modules_loaded"] == hidden["commands_found"] == hidden["compilers_started"] == []
+    assert hidden["attempts"] == 0
+    assert {check["state"] for check in EVIDENCE["checks"]} == {"passed"}
+    assert EVIDENCE["stranded_pages"]["has_passed"] is True
+
+
+def test_every_program_of_the_evidence_says_what_it_was_compared_with() -> None:
+    for program in EVIDENCE["programs"]:
+        assert program["compared_with"]
+        assert re.fullmatch("[0-9a-f]{64}", program["blob"])
+        assert program.get("relative_l2_max", 0) <= program.get("tolerance", 4e-3)

@@ -1,0 +1,299 @@
+"""Plans and frozen plans: names, canonical bytes, one root digest over all."""
+
+import hashlib
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from planfreeze.errors import DamagedPlan, InvalidModel, PlanTooNew
+from planfreeze.models import PlanOptions, load_model
+from planfreeze.models.model import Model
+from planfreeze.plans import (
+    PLAN_FORMAT,
+    FrozenPlan,
+    Plan,
+    PlanEntry,
+    PlanFamily,
+    build_arguments,
+    build_command,
+    freeze_families,
+    make_plan,
+)
+from planfreeze.sources import Sources
+from planfreeze.target import target
+
+PLAN = FrozenPlan(
+    model="ds41",
+    tp=4,
+    arch="sm_90a",
+    families=(
+        PlanFamily(reference="toys.families:add", version=1, sources=Sources((("toys.families", "aa" * 32),))),
+        PlanFamily(reference="toys.families:copy", version=2, sources=Sources(())),
+    ),
+    entries=(
+        PlanEntry(
+            family="toys.families:add",
+            fields=(("block", 64), ("is_wide", True), ("tiles", (1, (2, "a")))),
+            key="0" * 64,
+            record="1" * 64,
+            blob="2" * 64,
+        ),
+        PlanEntry(family="toys.families:copy", fields=(), key="3" * 64, record="4" * 64, blob="5" * 64),
+    ),
+)
+DATA = PLAN.encode()
+PARTS = msgpack.unpackb(DATA)
+ROOT = "fc60e22b92108cf0f11eedc8515591a5343a0c9f8796e601e5846363ae9f976a"
+
+
+def test_root_digest_is_golden_and_the_sha256_of_the_bytes():
+    assert PLAN.root == hashlib.sha256(DATA).hexdigest() == ROOT
+
+
+def test_encoding_spells_out_every_part():
+    assert (
+        msgpack.packb(
+            [
+                "planfreeze plan",
+                1,
+                "ds41",
+                4,
+                "sm_90a",
+                [["toys.families:add", 1, [["toys.families", "aa" * 32]]], ["toys.families:copy", 2, []]],
+                [
+                    [
+                        "toys.families:add",
+                        [["block", 64], ["is_wide", True], ["tiles", [1, [2, "a"]]]],
+                        *("0" * 64, "1" * 64, "2" * 64),
+                    ],
+                    ["toys.families:copy", [], "3" * 64, "4" * 64, "5" * 64],
+                ],
+            ]
+        )
+        == DATA
+    )
+
+
+def test_plan_comes_back_from_its_bytes():
+    decoded = FrozenPlan.decode(DATA)
+    assert decoded == PLAN and decoded.root == ROOT
+    assert decoded.entries[0].fields == (("block", 64), ("is_wide", True), ("tiles", (1, (2, "a"))))
+
+
+def with_entry(**changes):
+    return replace(PLAN, entries=(replace(PLAN.entries[0], **changes), PLAN.entries[1]))
+
+
+def with_family(**changes):
+    return replace(PLAN, families=(replace(PLAN.families[0], **changes), PLAN.families[1]))
+
+
+ROOT_DIFFERS_ON = {
+    "model": replace(PLAN, model="ds42"),
+    "tp": replace(PLAN, tp=5),
+    "arch": replace(PLAN, arch="sm_120a"),
+    "family reference": with_family(reference="toys.families:adds"),
+    "family version": with_family(version=2),
+    "name of a module": with_family(sources=Sources((("toys.family", "aa" * 32),))),
+    "text of a module": with_family(sources=Sources((("toys.families", "ab" * 32),))),
+    "a family less": replace(PLAN, families=PLAN.families[:1]),
+    "order of families": replace(PLAN, families=PLAN.families[::-1]),
+    "family of an entry": with_entry(family="toys.families:adds"),
+    "field of an entry": with_entry(fields=(("block", 65), *PLAN.entries[0].fields[1:])),
+    "type of a field": with_entry(fields=(("block", 64), ("is_wide", 1), PLAN.entries[0].fields[2])),
+    "key of an entry": with_entry(key="9" * 64),
+    "record of an entry": with_entry(record="9" * 64),
+    "blob of an entry": with_entry(blob="9" * 64),
+    "an entry less": replace(PLAN, entries=PLAN.entries[:1]),
+    "order of entries": replace(PLAN, entries=PLAN.entries[::-1]),
+}
+
+
+@pytest.mark.parametrize("change", ROOT_DIFFERS_ON)
+def test_root_differs_on(change):
+    changed = ROOT_DIFFERS_ON[change]
+    assert changed.root != ROOT
+    assert FrozenPlan.decode(changed.encode()) == changed
+
+
+def test_every_truncation_is_refused():
+    for size in range(len(DATA)):
+        with pytest.raises(DamagedPlan) as raised:
+            FrozenPlan.decode(DATA[:size])
+        assert raised.value.exit_code == 4
+
+
+def test_any_changed_byte_is_refused_or_gives_another_plan_with_another_root():
+    others = 0
+    for place in range(len(DATA)):
+        for value in {
+            0,
+            1,
+            2,
+            0x7F,
+            0x80,
+            0x90,
+            0xA0,
+            0xC0,
+            0xC1,
+            0xC3,
+            0xC4,
+            0xD9,
+            0xFF,
+            *(DATA[place] ^ 1 << n for n in range(8)),
+        }:
+            data = DATA[:place] + bytes([value]) + DATA[place + 1 :]
+            try:
+                plan = FrozenPlan.decode(data)
+            except (DamagedPlan, PlanTooNew):
+                continue
+            assert plan.encode() == data
+            assert (plan.root == ROOT) == (data == DATA)
+            others += plan != PLAN
+    assert others > 0, "names and numbers are free"
+
+
+def put(place, value):
+    """The plan's bytes with one part replaced: a path of indices into its lists."""
+    parts = msgpack.unpackb(DATA)
+    inner = parts
+    for index in place[:-1]:
+        inner = inner[index]
+    inner[place[-1]] = value
+    return msgpack.packb(parts)
+
+
+DAMAGED = {
+    "empty": b"",
+    "a number": msgpack.packb(1),
+    "text": b"not a plan, but text of more than a few bytes",
+    "an empty list": msgpack.packb([]),
+    "a list of nothing else": msgpack.packb(["planfreeze plan", 1]),
+    "trailing bytes": DATA + b"\0",
+    "a map": msgpack.packb({"planfreeze plan": 1}),
+    "a part less": msgpack.packb(PARTS[:-1]),
+    "a part more": msgpack.packb([*PARTS, []]),
+    "nested too deep": put([2], "@").replace(b"\xa1@", b"\x91" * 600 + b"\x90"),
+    **{
+        f"{place} = {value!r}": put(place, value)
+        for place, values in {
+            (0,): ["planfreeze record", None, b"planfreeze plan"],
+            (1,): [0, -1, True, None, "1", 1.0],
+            (2,): [None, 5, b"ds41", ["ds41"]],
+            (3,): [None, "4", True, 4.0],
+            (4,): [None, 90],
+            (5,): [None, 5, "families", [5], [["a", 1]], [["a", 1, []], 1]],
+            (5, 0, 0): [None, 1],
+            (5, 0, 1): [None, "1", True],
+            (5, 0, 2): [None, 5, "ab", ["ab", 1], [["toys.families"]], [["toys.families", None]], [[1, "a"]]],
+            (6,): [None, 5, "entries", [5], [[]]],
+            (6, 0, 0): [None, 1],
+            (6, 0, 1): [None, 5, "ab", ["ab", 1], [["block"]], [[1, 64]], {"block": 64}],
+            (6, 0, 2): [None, b"0" * 64],
+            (6, 0, 3): [None, 1],
+            (6, 1, 4): [None, []],
+        }.items()
+        for value in values
+    },
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_bytes_that_are_no_plan_are_refused(damage):
+    with pytest.raises(DamagedPlan):
+        FrozenPlan.decode(DAMAGED[damage])
+
+
+@pytest.mark.parametrize("parts", [[], PARTS[2:], [{"anything": 1}]])
+def test_plan_of_a_later_format_is_refused_by_both_formats(parts):
+    data = msgpack.packb(["planfreeze plan", PLAN_FORMAT + 1, *parts])
+    with pytest.raises(PlanTooNew, match=f"format {PLAN_FORMAT + 1}, this planfreeze reads {PLAN_FORMAT}") as raised:
+        FrozenPlan.decode(data)
+    assert raised.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "arch"), [("ds41", 4, "sm_90a"), ("a-b.c-tp2", 16, "sm_120a"), ("x-tp1-sm_90a", 1, "sm_90a")]
+)
+def test_name_of_a_plan_leads_back_to_the_command_that_builds_it(model, tp, arch):
+    plan = replace(PLAN, model=model, tp=tp, arch=arch)
+    assert plan.name == f"{model}-tp{tp}-{arch}"
+    assert build_arguments(plan.name) == ("--model", model, "--tp", str(tp), "--arch", arch)
+    assert (
+        plan.build_command
+        == build_command(model, tp, arch)
+        == f"planfreeze build --model {model} --tp {tp} --arch {arch}"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "ds41",
+        "ds41-tp4",
+        "ds41-sm_90a",
+        "ds41-tp-sm_90a",
+        "ds41-tp4-sm_90",
+        "-tp4-sm_90a",
+        "ds41-tp4-sm_90a ",
+        "0" * 64,
+    ],
+)
+def test_other_names_are_no_plan_that_could_be_built(name):
+    assert build_arguments(name) is None
+
+
+def test_frozen_families_merge_the_modules_of_their_programs(toys):
+    families = toys.families
+    frozen = freeze_families(
+        [
+            (families.copy, Sources((("b", "1" * 64), ("c", "2" * 64)))),
+            (families.add, Sources((("a", "0" * 64),))),
+            (families.copy, Sources((("a", "0" * 64), ("b", "1" * 64)))),
+        ]
+    )
+    assert frozen == (
+        PlanFamily(reference="toys.families:add", version=1, sources=Sources((("a", "0" * 64),))),
+        PlanFamily(
+            reference="toys.families:copy",
+            version=1,
+            sources=Sources((("a", "0" * 64), ("b", "1" * 64), ("c", "2" * 64))),
+        ),
+    )
+
+
+OPTIONS = PlanOptions(inline_limit=1536)
+
+
+def test_plan_of_a_model_lists_what_its_enumerator_lists():
+    model = load_model("ds41")
+    plan = make_plan(model, tp=4, target=target("sm_90a"), options=OPTIONS)
+    assert (plan.name, plan.target.arch) == ("ds41-tp4-sm_90a", "sm_90a")
+    assert len(set(plan.payloads)) == len(plan.payloads) > 0
+    assert [(family.name, payload) for family, payload in plan.programs] == [
+        (payload.family_name, payload) for payload in plan.payloads
+    ]
+
+
+def test_plan_of_a_models_own_enumerator_is_found_by_its_text(toys):
+    model = Model(
+        **{"name": "plain", "hidden": 128, "intermediate": 1, "experts": 1, "top_k": 1, "weight_format": "mxfp4"},
+        programs="toys.models:enumerate_programs",
+    )
+    plan = make_plan(model, tp=1, target=target("sm_90a"), options=OPTIONS)
+    assert plan == Plan(
+        model="plain",
+        tp=1,
+        target=target("sm_90a"),
+        payloads=(toys.families.AddPayload(block=128), toys.families.CopyPayload(mode="plain")),
+    )
+
+
+@pytest.mark.parametrize("programs", ["no_such_module:enumerate_programs", "toys.models:enumerate_nothing"])
+def test_enumerator_that_cannot_be_imported_is_refused_by_name(toys, programs):
+    model = replace(load_model("ds41"), programs=programs)
+    with pytest.raises(InvalidModel, match=f"ds41: programs = '{programs}' cannot be imported") as raised:
+        make_plan(model, tp=4, target=target("sm_90a"), options=OPTIONS)
+    assert raised.value.exit_code == 2
