@@ -259,7 +259,7 @@ def test_builder_that_waits_for_another_one_can_be_interrupted(start_build, buil
 
 def test_failed_program_gives_exit_status_1(start_build, tmp_path):
     builder = start_build("raise")
-    output, errors = builder.communicate(timeout=60)
+    _, errors = builder.communicate(timeout=60)
     assert builder.returncode == 1, errors
     assert "error: toys_copy(mode=raise) (sm_90a)" in errors and "this kernel has no solution" in errors
     assert Store.open(tmp_path / "store").list_refs() == {}

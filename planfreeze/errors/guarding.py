@@ -1,0 +1,83 @@
+"""Errors of the guard."""
+
+from typing import Any
+
+from planfreeze.errors.base import PlanfreezeError
+
+__all__ = ["CompilationForbidden", "GuardAsleep", "UnknownMode", "UnknownRoad", "UnwatchableRoad"]
+
+
+class CompilationForbidden(PlanfreezeError):
+    """A compiler was reached while a guard forbids compiling; ``attempt`` says what it was asked for."""
+
+    exit_code = 5
+
+    def __init__(self, attempt: Any, explanation: str = "") -> None:
+        super().__init__(attempt, explanation)
+        self.attempt, self.explanation = attempt, explanation
+
+    def __str__(self) -> str:
+        step = "" if "Run:" in self.explanation else " Run: planfreeze build, with a plan that holds this program"
+        explanation = f" {self.explanation}" if self.explanation else ""
+        return f"{self.attempt}. Nothing may be compiled while a guard is armed.{explanation}{step}"
+
+
+class UnwatchableRoad(PlanfreezeError):
+    """A compiler is loaded whose entries are not the ones a guard knows."""
+
+    exit_code = 6
+
+    def __init__(self, road: str, door: str) -> None:
+        super().__init__(road, door)
+        self.road, self.door = road, door
+
+    def __str__(self) -> str:
+        return (
+            f"{self.road}: {self.door} does not exist in the installed version. A guard that cannot see a compiler "
+            f'would prove nothing. Run: pip install "planfreeze[build]" to get a supported version'
+        )
+
+
+class UnknownRoad(PlanfreezeError):
+    """A road to a compiler is named that no guard watches."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, known)
+        self.name, self.known = name, known
+
+    def __str__(self) -> str:
+        return f"{self.name} is not a road a guard watches, so it cannot be proven. Use one of: {', '.join(self.known)}"
+
+
+class UnknownMode(PlanfreezeError):
+    """A guard is asked for a mode it does not have."""
+
+    exit_code = 2
+
+    def __init__(self, mode: str, known: tuple[str, ...]) -> None:
+        super().__init__(mode, known)
+        self.mode, self.known = mode, known
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mode!r} is not a mode of a guard. A guard that guesses could let a compile pass. "
+            f"Use one of: {', '.join(self.known)}"
+        )
+
+
+class GuardAsleep(PlanfreezeError):
+    """The guard did not stop a deliberate attempt to compile."""
+
+    exit_code = 5
+
+    def __init__(self, road: str, log: str) -> None:
+        super().__init__(road, log)
+        self.road, self.log = road, log
+
+    def __str__(self) -> str:
+        return (
+            f"the guard did not stop a deliberate attempt to compile (road: {self.road}). A replay under it proves "
+            f"nothing. Check that the compiler's version is supported: planfreeze --version\n{self.log}"
+        )

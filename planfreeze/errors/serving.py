@@ -1,0 +1,178 @@
+"""Errors of serving: plans that do not resolve, devices, arguments, sessions, launches."""
+
+from planfreeze.errors.base import PlanfreezeError
+
+__all__ = [
+    "DamagedPrograms",
+    "DeviceMissing",
+    "EmptyPlan",
+    "ExtraMissing",
+    "InvalidArgument",
+    "KernelsDiffer",
+    "LaunchFailed",
+    "MissingPrograms",
+    "PlanMissing",
+    "SessionState",
+    "UnplannedProgram",
+]
+
+
+class PlanMissing(PlanfreezeError):
+    """A frozen plan is asked for that is not in the store."""
+
+    exit_code = 3
+
+    def __init__(self, name: str, store: str, command: str, known: tuple[str, ...] = ()) -> None:
+        super().__init__(name, store, command, known)
+        self.name, self.store, self.command, self.known = name, store, command, known
+
+    def __str__(self) -> str:
+        there = f" It holds: {', '.join(self.known)}." if self.known else ""
+        return (
+            f"{self.name} is not a frozen plan in {self.store}.{there} Only a frozen plan proves which programs "
+            f"exist. Run: {self.command}"
+        )
+
+
+class EmptyPlan(PlanfreezeError):
+    """A plan without programs proves nothing."""
+
+    exit_code = 3
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.name} holds no program. There is nothing to resolve, and nothing proven. Run: planfreeze plan"
+
+
+class MissingPrograms(PlanfreezeError):
+    """Programs of a plan are not in the store."""
+
+    exit_code = 3
+
+    def __init__(self, plan: str, total: int, missing: tuple[str, ...], store: str, command: str) -> None:
+        super().__init__(plan, total, missing, store, command)
+        self.plan, self.total, self.missing, self.store, self.command = plan, total, missing, store, command
+
+    def __str__(self) -> str:
+        listed = "".join(f"\n  {program}" for program in self.missing)
+        return (
+            f"{len(self.missing)} of {self.total} programs of {self.plan} are not in {self.store}. A frozen session "
+            f"never compiles. Run: {self.command}{listed}"
+        )
+
+
+class DamagedPrograms(PlanfreezeError):
+    """Stored programs of a plan are not what the plan says."""
+
+    exit_code = 4
+
+    def __init__(self, plan: str, total: int, damaged: tuple[str, ...], store: str, command: str) -> None:
+        super().__init__(plan, total, damaged, store, command)
+        self.plan, self.total, self.damaged, self.store, self.command = plan, total, damaged, store, command
+
+    def __str__(self) -> str:
+        listed = "".join(f"\n  {program}" for program in self.damaged)
+        return (
+            f"{len(self.damaged)} of {self.total} programs of {self.plan} are damaged in {self.store}. Bytes that are "
+            f"not the ones that were built are never loaded. Run: {self.command}{listed}"
+        )
+
+
+class KernelsDiffer(PlanfreezeError):
+    """The kernels installed here are not the ones a plan was built from."""
+
+    exit_code = 3
+
+    def __init__(self, plan: str, differing: tuple[str, ...], command: str) -> None:
+        super().__init__(plan, differing, command)
+        self.plan, self.differing, self.command = plan, differing, command
+
+    def __str__(self) -> str:
+        return (
+            f"{self.plan} was built from other kernels than those installed here: {', '.join(self.differing)}. "
+            f"Launch rules and parameters could disagree. Install the version it was built with, or run: "
+            f"{self.command}"
+        )
+
+
+class UnplannedProgram(PlanfreezeError):
+    """A program is asked for that no prepared plan holds."""
+
+    exit_code = 3
+
+    def __init__(self, program: str, explanation: str) -> None:
+        super().__init__(program, explanation)
+        self.program, self.explanation = program, explanation
+
+    def __str__(self) -> str:
+        return (
+            f"{self.program} is in no plan of this session. It is resolved or refused, never compiled.\n"
+            f"{self.explanation}"
+        )
+
+
+class InvalidArgument(PlanfreezeError):
+    """An argument of a launch is not what the kernel takes."""
+
+    exit_code = 2
+
+    def __init__(self, family: str, argument: str, reason: str) -> None:
+        super().__init__(family, argument, reason)
+        self.family, self.argument, self.reason = family, argument, reason
+
+    def __str__(self) -> str:
+        return f"{self.family}: argument {self.argument} {self.reason}. The kernel relies on it; nothing was launched"
+
+
+class DeviceMissing(PlanfreezeError):
+    """A device is needed and there is none."""
+
+    exit_code = 6
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"no CUDA device: {self.reason}. Programs are loaded on a device. Without one, check the store with: "
+            f"planfreeze replay"
+        )
+
+
+class ExtraMissing(PlanfreezeError):
+    """An optional part of the package is needed and not installed."""
+
+    exit_code = 6
+
+    def __init__(self, extra: str, module: str) -> None:
+        super().__init__(extra, module)
+        self.extra, self.module = extra, module
+
+    def __str__(self) -> str:
+        return f"{self.module} is not installed and this needs it. Run: pip install 'planfreeze[{self.extra}]'"
+
+
+class SessionState(PlanfreezeError):
+    """A session is asked for something its state does not allow."""
+
+    def __init__(self, reason: str, command: str) -> None:
+        super().__init__(reason, command)
+        self.reason, self.command = reason, command
+
+    def __str__(self) -> str:
+        return f"{self.reason}. Call: {self.command}"
+
+
+class LaunchFailed(PlanfreezeError):
+    """The driver refused a load or a launch."""
+
+    def __init__(self, program: str, reason: str) -> None:
+        super().__init__(program, reason)
+        self.program, self.reason = program, reason
+
+    def __str__(self) -> str:
+        return f"{self.program}: the driver says {self.reason}. Nothing ran. See: planfreeze replay --device"
