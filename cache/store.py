@@ -265,6 +265,7 @@ class Store:
                             yield Entry(name=item.name, size_bytes=item.stat(follow_symlinks=False).st_size)
 
     def has_entry(self, kind: Kind, name: str) -> bool:
+        """Tell with one stat whether an entry of any kind is there."""
         path = self.layout.entry(kind, name)
         with reading(self.layout, path, f"{kind} {name}"):
             return is_plain_file(path)

@@ -138,7 +138,13 @@ def explain(family_name: str, stated: Sequence[str], target: Target, store: Stor
     stored = stored_payloads(store, family.payload, target.arch)
     if is_stored is None:
         is_stored = payload in stored
-    nearest = "" if is_stored else describe_nearest(payload, stored, f"planfreeze build --arch {target.arch}")
+    command = f"planfreeze build --arch {target.arch}"
+    if is_stored:
+        nearest = ""
+    elif payload in stored:
+        nearest = f"It is there as it was made from other kernel text or by another compiler. Run: {command}"
+    else:
+        nearest = describe_nearest(payload, stored, command)
     return Explanation(payload=payload, arch=target.arch, key=key, labels=labels, is_stored=is_stored, nearest=nearest)
 
 

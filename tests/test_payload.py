@@ -44,6 +44,13 @@ class Loose(Payload):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Defaulted(Payload):
+    family_name: ClassVar[str] = "defaulted"
+    value: int | bool | tuple[Any, ...] = 1
+    pair: tuple[Any, ...] = (0, (False,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Other(Payload):
     family_name: ClassVar[str] = "other"
     value: int
@@ -79,6 +86,12 @@ def test_new_flag_that_is_off_changes_no_digest():
     assert GoldenLater(**GOLDEN).digest == Golden(**GOLDEN).digest
     assert GoldenLater(**GOLDEN, is_wide=True).digest == Golden(**GOLDEN, is_wide=True).digest
     assert GoldenLater(**GOLDEN, is_fast=True).digest != Golden(**GOLDEN).digest
+
+
+def test_value_that_merely_equals_the_default_is_stated():
+    assert Defaulted(value=True) != Defaulted() == Defaulted(value=1)
+    for pair in ((False, (False,)), (0, (0,)), (False, (0,))):
+        assert Defaulted(pair=pair) != Defaulted() == Defaulted(pair=(0, (False,)))
 
 
 DIFFERENT = [

@@ -49,7 +49,14 @@ def compile_variants(folder, root, arch="sm_90a", hash_seed="0", variants=VARIAN
     names = [f"{id_bits}-{csf_inline}" for id_bits, csf_inline in variants]
     geometry = [str(size) for size in DS41.values()]
     code = f"import sys; sys.path.insert(0, {str(root)!r})\n{COMPILE}"
-    environment = {**os.environ, "CUTE_DSL_ARCH": arch, "PYTHONHASHSEED": hash_seed}
+    dumps = folder / "dumps"
+    dumps.mkdir()
+    environment = {
+        **os.environ,
+        "CUTE_DSL_ARCH": arch,
+        "CUTE_DSL_DUMP_DIR": str(dumps),
+        "PYTHONHASHSEED": hash_seed,
+    }
     subprocess.run([sys.executable, "-c", code, arch, *geometry, *names], cwd=folder, env=environment, check=True)
     return {variant: folder / f"{name}.cubin" for variant, name in zip(variants, names, strict=True)}
 

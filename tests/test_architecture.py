@@ -1,0 +1,274 @@
+"""The house: who may import whom, what importing costs, who reads the environment, how long files are."""
+
+import ast
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {
+    "planfreeze": ROOT / "planfreeze",
+    "planfreeze.kernels": ROOT / "kernels",
+    "planfreeze.cache": ROOT / "cache",
+}
+
+# Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
+LAYERS = (
+    ("errors", "settings"),
+    ("cache", "elf", "sources", "toolchain"),
+    ("target", "payload", "family"),
+    ("key", "record", "inspection"),
+    ("models",),
+    ("plans",),
+    ("resolve", "explanations", "compilers"),
+    ("device", "binding", "workers", "programs", "guard"),
+    ("builds", "sessions", "replays"),
+    ("reports", "cli"),
+)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+# The package itself hands out public names of any layer, at their first use.
+FACADES = {"planfreeze", "planfreeze.__main__"}
+
+COMPILERS = ("triton", "cutlass", "cuda", "torch")
+ENVIRONMENT_READERS = {
+    "planfreeze.settings",
+    "planfreeze.workers",  # makes the environment of compile processes
+    "planfreeze.compilers.cute",  # checks what the DSL latched
+}
+MAX_LINES, MAX_KERNEL_LINES = 300, 500
+LONGER_FILES = {"planfreeze.builds": 400}
+
+
+@cache
+def read_modules() -> dict[str, Path]:
+    """Every module of the project, by import name."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            found[name] = path
+    return found
+
+
+@cache
+def parse(name: str) -> ast.Module:
+    return ast.parse(read_modules()[name].read_text())
+
+
+def imports_of(name: str, *, top_level: bool = False) -> Iterator[str]:
+    """Every module that an import statement of a module names; of a name in a package, the module if it is one."""
+    tree = parse(name)
+    for node in tree.body if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in read_modules() else node.module
+
+
+def part_of(name: str) -> str:
+    return name.split(".")[1]
+
+
+def is_kernel(name: str) -> bool:
+    """Whether a module of planfreeze.kernels belongs to kernel text, which only a compile worker imports."""
+    return name.endswith(("_cute", "_triton")) or name.startswith("planfreeze.kernels.mma")
+
+
+FRAMEWORK = sorted(name for name in read_modules() if not name.startswith("planfreeze.kernels") and name not in FACADES)
+KERNEL_MODULES = sorted(name for name in read_modules() if name.startswith("planfreeze.kernels"))
+FAMILY_MODULES = [name for name in KERNEL_MODULES if "\n@family(" in read_modules()[name].read_text()]
+TORCH_SIDE = [name for name in KERNEL_MODULES if "torch" in imports_of(name, top_level=True)]
+LIGHT = [name for name in KERNEL_MODULES if not is_kernel(name) and name not in TORCH_SIDE]
+
+
+def test_both_linked_folders_are_found():
+    assert {"planfreeze.cache.store", "planfreeze.kernels.moe.topk_sum", "planfreeze.builds"} <= read_modules().keys()
+    assert len(FAMILY_MODULES) >= 4
+
+
+def test_every_part_has_its_layer():
+    assert {part_of(name) for name in FRAMEWORK} == set(LEVEL)
+
+
+def test_imports_point_down():
+    upward = [
+        f"{name} imports {imported}"
+        for name in FRAMEWORK
+        for imported in imports_of(name)
+        if imported.startswith("planfreeze.") and not imported.startswith("planfreeze.kernels")
+        if LEVEL[part_of(imported)] > LEVEL[part_of(name)]
+    ]
+    assert upward == []
+
+
+def test_imports_go_in_no_circle():
+    graph = {name: {found for found in imports_of(name) if found in read_modules()} - {name} for name in read_modules()}
+    for facade in FACADES:
+        del graph[facade]
+    while graph:
+        leaves = {name for name, found in graph.items() if not found & graph.keys()}
+        assert leaves, f"a circle in {sorted(graph)}"
+        graph = {name: found for name, found in graph.items() if name not in leaves}
+
+
+def test_framework_reaches_kernels_by_text_alone():
+    reached = [
+        f"{name} imports {imported}"
+        for name in FRAMEWORK
+        for imported in imports_of(name)
+        if imported.startswith("planfreeze.kernels.")
+    ]
+    assert reached == []
+
+
+def test_families_and_kernels_need_little_of_the_framework():
+    for name in {*FAMILY_MODULES, *filter(is_kernel, KERNEL_MODULES)}:
+        framework = {part_of(imported) for imported in imports_of(name) if imported.startswith("planfreeze.")}
+        assert framework <= {"errors", "family", "payload", "target", "kernels"}, name
+
+
+def test_light_modules_import_no_kernel():
+    for name in LIGHT:
+        kernels = [imported for imported in imports_of(name) if imported.endswith(("_cute", "_triton"))]
+        assert kernels == [], name
+
+
+def test_only_compilers_import_compilers():
+    for name in FRAMEWORK:
+        top = {imported.partition(".")[0] for imported in imports_of(name, top_level=True)}
+        assert not top & set(COMPILERS) or name.startswith("planfreeze.compilers."), name
+
+
+def test_families_are_not_on_the_side_of_torch():
+    assert set(FAMILY_MODULES) <= set(LIGHT)
+
+
+LOAD = """
+import importlib, json, sys
+heavy = {}
+for name in sys.argv[1:]:
+    before = set(sys.modules)
+    importlib.import_module(name)
+    loaded = {module.partition(".")[0] for module in set(sys.modules) - before}
+    if found := loaded & {"torch", "triton", "cutlass", "cuda", "numpy"}:
+        heavy[name] = sorted(found)
+bare = sorted(name for name in sys.modules if name.partition(".")[0] in ("kernels", "cache"))
+print(json.dumps({"heavy": heavy, "bare": bare, "count": sum(name.startswith("planfreeze") for name in sys.modules)}))
+"""
+
+
+@pytest.mark.parametrize("name", ["planfreeze", "planfreeze.cli", *FAMILY_MODULES])
+def test_import_by_itself_loads_no_compiler_and_no_torch(interpreter, name):
+    assert json.loads(interpreter.run(LOAD, name))["heavy"] == {}
+
+
+def test_no_light_module_loads_a_compiler_or_torch_and_no_folder_is_a_package_of_its_own(interpreter):
+    outside = ("planfreeze.compilers.", "planfreeze.kernels")
+    light = [name for name in FRAMEWORK if not name.startswith(outside) and not name.endswith("__main__")]
+    made = json.loads(interpreter.run(LOAD, "planfreeze", *light, *LIGHT))
+    assert made["heavy"] == {}
+    assert made["bare"] == []
+    assert made["count"] > len(light)
+
+
+def test_no_module_is_loaded_by_the_bare_name_of_its_folder(interpreter):
+    made = json.loads(
+        interpreter.run(LOAD, *TORCH_SIDE, *(name for name in KERNEL_MODULES if name.endswith("_triton")))
+    )
+    assert made["bare"] == [] and made["count"] > 0
+
+
+def test_public_names_are_loaded_at_their_first_use(interpreter):
+    interpreter.run(
+        """
+        import sys, planfreeze
+        assert not [name for name in sys.modules if name.startswith("planfreeze.")]
+        for name in planfreeze.__all__:
+            assert getattr(planfreeze, name) is not None
+        try:
+            planfreeze.nothing
+        except AttributeError as error:
+            assert "nothing" in str(error)
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def reads_environment(name: str) -> bool:
+    """Whether a module reads the environment by any of the names it has in ``os``."""
+    readers = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in readers)
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and readers & {alias.name for alias in node.names})
+        for node in ast.walk(parse(name))
+    )
+
+
+def test_environment_is_read_in_few_places():
+    assert set(filter(reads_environment, read_modules())) == ENVIRONMENT_READERS
+
+
+def public_definitions(name: str) -> Iterator[tuple[str, ast.AST]]:
+    """Every public function, class and method of a module: those in __all__, and what they hold without underscore.
+
+    A kernel is documented as a whole, by its class.
+    """
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = {node.name: node for node in parse(name).body if isinstance(node, kinds)}
+    for public in defined.keys() & set(public_names(name)):
+        yield public, defined[public]
+        if isinstance(defined[public], ast.ClassDef) and not is_kernel(name):
+            for node in defined[public].body:
+                if isinstance(node, kinds) and not node.name.startswith("_"):
+                    yield f"{public}.{node.name}", node
+
+
+def public_names(name: str) -> list[str]:
+    """The names of a module's __all__."""
+    for node in parse(name).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
+            return [ast.literal_eval(item) for item in node.value.elts if not isinstance(item, ast.Starred)]
+    return []
+
+
+def test_every_module_is_documented():
+    assert [name for name in read_modules() if parse(name).body and not ast.get_docstring(parse(name))] == []
+
+
+def test_all_that_is_public_is_documented():
+    undocumented = [
+        f"{name}.{public}"
+        for name in read_modules()
+        for public, node in public_definitions(name)
+        if not ast.get_docstring(node)
+    ]
+    assert undocumented == []
+
+
+def test_every_module_of_the_framework_says_what_is_public():
+    without = [name for name in FRAMEWORK if not name.endswith("__main__") and not public_names(name)]
+    assert [name for name in without if not name.startswith("planfreeze.errors.")] == []
+
+
+def test_files_are_short():
+    longer = {}
+    for name, path in read_modules().items():
+        lines = len(path.read_text().splitlines())
+        most = MAX_KERNEL_LINES if name.startswith("planfreeze.kernels") else MAX_LINES
+        if lines >= max(most, LONGER_FILES.get(name, 0) + 1):
+            longer[name] = lines
+    assert longer == {}
+
+
+def test_no_function_has_the_name_of_a_module_beside_it():
+    for name in read_modules():
+        siblings = {other.rpartition(".")[2] for other in read_modules() if other.rpartition(".")[0] == name}
+        assert not siblings & set(public_names(name)), f"{name}: a name is a module and something else"
