@@ -94,19 +94,19 @@ class Store:
             raise StoreUnusable(str(path), f"user {os.geteuid()} cannot write to it ({owner})")
         return cls(path=path, layout=layout, is_writable=writable, is_trusted=is_trusted)
 
-    def check_trust(self, *, is_group_allowed: bool = False) -> None:
+    def check_trust(self) -> None:
         """Refuse a store others can write to; needed only when no root digest proves what is read.
 
         Raises
         ------
         UntrustedStore
             The store or a folder or link on the way to it belongs to neither the user nor root, or can be
-            written by others; by its group too, unless ``is_group_allowed``.
+            written by its group or by others.
         """
         if self.is_trusted:
             return
         try:
-            reason = find_distrust(self.path, self.layout, is_group_allowed=is_group_allowed)
+            reason = find_distrust(self.path, self.layout)
         except OSError as error:
             reason = f"the way to it cannot be examined: {error}"
         if reason is not None:

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planfreeze.guard import no_compilation
-    from planfreeze.sessions import Session, session
+    from planfreeze.process_session import session
+    from planfreeze.sessions import Session
 
 __version__ = "0.1.0"
 __all__ = ["Session", "__version__", "no_compilation", "session"]
 
-HOMES = {"Session": "sessions", "session": "sessions", "no_compilation": "guard"}
+HOMES = {"Session": "sessions", "session": "process_session", "no_compilation": "guard"}
 
 
 def __getattr__(name: str) -> Any:

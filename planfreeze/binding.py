@@ -9,7 +9,7 @@ from planfreeze.family import Argument, Scalars
 
 __all__ = ["Signature"]
 
-INTEGER_LIMITS = {"i32": 2**31, "i64": 2**63}
+INTEGER_LIMITS = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 
 
 class Signature:
@@ -30,7 +30,7 @@ class Signature:
         self.arguments = arguments
         self.device = device
         self._tensor = device.torch.Tensor
-        self._scalars = tuple((i, a, INTEGER_LIMITS[a.dtype]) for i, a in enumerate(arguments) if not a.is_pointer)
+        self._scalars = tuple((i, a, largest_value(a)) for i, a in enumerate(arguments) if not a.is_pointer)
         self._pointers = tuple((i, a, device.dtypes[a.dtype]) for i, a in enumerate(arguments) if a.is_pointer)
 
     def check(self, values: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], Scalars, tuple[Any, ...]]:
@@ -47,7 +47,7 @@ class Signature:
         words = list(values)
         for index, argument, limit in self._scalars:
             value = values[index]
-            if type(value) is not int or not 0 <= value < limit:
+            if type(value) is not int or not 0 <= value <= limit:
                 self._explain_scalar(argument, value)
             scalars[argument.name] = value
         for index, argument, dtype in self._pointers:
@@ -88,7 +88,7 @@ class Signature:
             self._refuse(argument.name, f"is a {type(value).__name__}, not an int")
         if value < 0:
             self._refuse(argument.name, f"= {value} is negative, and no count is")
-        self._refuse(argument.name, f"= {value} does not fit {argument.dtype}")
+        self._refuse(argument.name, f"= {value} is more than {largest_value(argument)}")
 
     def _explain_tensor(self, argument: Argument, dtype: Any, value: Any, scalars: Scalars) -> NoReturn:
         name = argument.name
@@ -107,3 +107,8 @@ class Signature:
 
     def _refuse(self, argument: str, reason: str) -> NoReturn:
         raise InvalidArgument(self.name, argument, reason)
+
+
+def largest_value(argument: Argument) -> int:
+    """Return the largest value of a scalar."""
+    return INTEGER_LIMITS[argument.dtype] if argument.maximum is None else argument.maximum

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planfreeze.errors import PlanfreezeError
+from planfreeze.errors import OutputUnwritable, PlanfreezeError
 
 if TYPE_CHECKING:
     from planfreeze.cache.store import Store
     from planfreeze.plans import Plan
-    from planfreeze.replays import Replay
 
 __all__ = ["main"]
 
@@ -25,7 +26,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Freeze a mod
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Catalog name, TOML file, or Hugging Face config.json.")
 ]
-RanksOption = Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks the model is sharded over.")]
+RanksOption = Annotated[
+    int | None, typer.Option("--tp", help="Tensor-parallel ranks. Default: the model's usual number, else 1.")
+]
 ArchOption = Annotated[
     list[str] | None, typer.Option("--arch", help="Exact architecture such as sm_90a; several are allowed.")
 ]
@@ -36,7 +39,8 @@ ArmsOption = Annotated[str | None, typer.Option("--arms", help="inline, expand, 
 LimitOption = Annotated[int | None, typer.Option("--inline-limit", help="Largest capacity that reads scales inline.")]
 IdsOption = Annotated[str | None, typer.Option("--ids", help="Routing id types: int32,int64.")]
 StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="The store. Default: PLANFREEZE_STORE, else the user's cache.")
+    Path | None,
+    typer.Option("--store", readable=False, help="The store. Default: PLANFREEZE_STORE, else the user's cache."),
 ]
 TrustOption = Annotated[
     bool, typer.Option("--trust-store", help="Take an unpinned plan from a store that others can write.")
@@ -59,7 +63,7 @@ def show_version(
 @app.command("plan")
 def plan_command(
     model: ModelOption = None,
-    tp: RanksOption = 1,
+    tp: RanksOption = None,
     arch: ArchOption = None,
     capacity: CapacityOption = None,
     arms: ArmsOption = None,
@@ -78,7 +82,7 @@ def plan_command(
 @app.command("build")
 def build_command(
     model: ModelOption = None,
-    tp: RanksOption = 1,
+    tp: RanksOption = None,
     arch: ArchOption = None,
     capacity: CapacityOption = None,
     arms: ArmsOption = None,
@@ -101,6 +105,7 @@ def build_command(
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(plan.payloads) for plan in plans)
+        before = opened.list_refs()
         with reports.build_progress(total) as show:
             report = build_plans(
                 plans,
@@ -110,6 +115,9 @@ def build_command(
                 on_outcome=show,
             )
         print_result(reports.build_json(report) if as_json else None, lambda: reports.build_table(report))
+        for plan in report.plans:
+            if before.get(plan.name, plan.root) != plan.root:
+                typer.echo(f"{plan.name} was {before[plan.name]}, which stays in the store", err=True)
         for outcome in report.outcomes:
             if outcome.status == "failed":
                 typer.echo(
@@ -123,7 +131,7 @@ def build_command(
 @app.command("replay")
 def replay_command(
     model: ModelOption = None,
-    tp: RanksOption = 1,
+    tp: RanksOption = None,
     arch: ArchOption = None,
     capacity: CapacityOption = None,
     arms: ArmsOption = None,
@@ -137,31 +145,26 @@ def replay_command(
 ) -> None:
     """Prove that a whole plan resolves with compiling forbidden."""
     from planfreeze import reports
-    from planfreeze.plans import build_command as command_for
-    from planfreeze.replays import prove_guard, replay_plan
-    from planfreeze.resolve import find_plan
+    from planfreeze.replays import check_replays, prove_guard, replay_plan
+    from planfreeze.resolve import PlanReference, find_plan
 
     with exit_codes():
         if (plan is None) == (model is None):
             raise typer.BadParameter("give either --plan or --model")
         opened = open_store(store, writable=False, is_trusted=trust_store)
-        if plan is None or "@sha256:" not in plan:
-            opened.check_trust()
-        replays: list[Replay] = []
         if plan is not None:
-            replays.append(replay_plan(find_plan(opened, plan), opened, on_device=device))
+            replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
         else:
+            replays = []
             for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids):
-                command = f"{command_for(wanted.model, wanted.tp, wanted.target.arch)} --store {opened.path}"
-                found = find_plan(opened, wanted.name, command=command)
-                replays.append(replay_plan(found, opened, wanted=wanted.payloads, on_device=device))
+                command = f"{wanted.build_command} --store {shlex.quote(str(opened.path))}"
+                found = find_plan(opened, PlanReference(wanted.name, None), command=command)
+                replays.append(replay_plan(found, opened, wanted=wanted, on_device=device))
         guard = prove_guard()
         print_result(
-            reports.replay_json(replays, guard) if as_json else None,
-            lambda: reports.replay_table(replays, guard),
+            reports.replay_json(replays, guard) if as_json else None, lambda: reports.replay_table(replays, guard)
         )
-        for replay in replays:
-            replay.resolution.check()
+        check_replays(replays)
 
 
 @app.command("explain")
@@ -172,23 +175,23 @@ def explain_command(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a payload's key, whether it is stored, and else the nearest stored payload."""
+    """Show a payload's key, whether it is stored, and else the nearest stored payload, for every architecture."""
     from planfreeze import reports
     from planfreeze.explanations import explain
     from planfreeze.settings import user_cache
-    from planfreeze.target import target
+    from planfreeze.target import ARCHS, target
 
     with exit_codes():
         opened = open_store(store, writable=False)
         explained = [
             explain(family, fields or [], target(name), opened, toolchains=user_cache() / "toolchains")
-            for name in arch or [default_arch("sm_90a")]
+            for name in arch or ARCHS
         ]
         print_result(
             reports.explanation_json(explained) if as_json else None,
             lambda: reports.explanation_text(explained),
         )
-        if not all(found.is_stored for found in explained):
+        if not any(found.is_stored for found in explained):
             raise typer.Exit(3)
 
 
@@ -207,7 +210,7 @@ def exit_codes() -> Iterator[None]:
 
 def declare_plans(
     model: str | None,
-    tp: int,
+    tp: int | None,
     archs: list[str] | None,
     capacity: str | None,
     arms: str | None,
@@ -232,7 +235,8 @@ def declare_plans(
     )
     loaded = load_model(model)
     names = dict.fromkeys(archs or [default_arch(loaded.default_arch)])
-    return tuple(make_plan(loaded, tp=tp, target=target(name), options=options) for name in names)
+    ranks = tp if tp is not None else loaded.default_tp or 1
+    return tuple(make_plan(loaded, tp=ranks, target=target(name), options=options, source=model) for name in names)
 
 
 def default_arch(without_device: str) -> str:
@@ -257,13 +261,23 @@ def open_store(path: Path | None, *, writable: bool, is_trusted: bool = False) -
 
 def print_result(as_json: dict[str, Any] | None, show: Any) -> None:
     """Print a result as JSON, or let ``show`` print it for people."""
-    if as_json is None:
-        show()
-    else:
-        json.dump(as_json, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+    if sys.stdout is None:
+        raise OutputUnwritable("it is closed")
+    try:
+        if as_json is None:
+            show()
+        else:
+            json.dump(as_json, sys.stdout, indent=2)
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputUnwritable(error.strerror or str(error)) from error
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. A signal to end it does so in order: compile processes and their files go with it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     app()

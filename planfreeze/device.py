@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planfreeze.errors import DeviceMissing, ExtraMissing, LaunchFailed
+from planfreeze.errors import DeviceMissing, ExtraMissing, LaunchFailed, UnsupportedDevice
 from planfreeze.target import ARCHS
 
 __all__ = ["Device", "current_arch"]
@@ -91,9 +91,31 @@ class Device:
 
 
 def current_arch() -> str | None:
-    """Return the architecture of torch's current device if planfreeze compiles for it, else None."""
+    """Return the architecture of the first device, or None without one. Makes no context.
+
+    Raises
+    ------
+    UnsupportedDevice
+        planfreeze does not compile for it.
+    """
     try:
-        device = Device()
-    except (DeviceMissing, ExtraMissing):
+        from cuda.bindings import driver
+    except ImportError:
         return None
-    return next((arch for arch, known in ARCHS.items() if known.capability == device.capability), None)
+    attribute = driver.CUdevice_attribute
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: driver.cuInit(0),
+        lambda: driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0),
+        lambda: driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0),
+    )
+    found = []
+    for call in calls:
+        status, *values = call()
+        if status.value != 0:
+            return None
+        found += values
+    capability = (found[0], found[1])
+    for arch, known in ARCHS.items():
+        if known.capability == capability:
+            return arch
+    raise UnsupportedDevice(capability, tuple(ARCHS))

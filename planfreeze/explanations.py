@@ -3,6 +3,7 @@
 import hashlib
 import pkgutil
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,11 +135,11 @@ def explain(family_name: str, stated: Sequence[str], target: Target, store: Stor
     else:
         made = make_key(family, payload, definition, target, sources, toolchain)
         labels = tuple((label, readable(value)) for label, value in made.parts)
-        key, is_stored = made.digest, store.has_record(made.digest)
+        key, is_stored = made.digest, is_whole(made.digest, store)
     stored = stored_payloads(store, family.payload, target.arch)
     if is_stored is None:
         is_stored = payload in stored
-    command = f"planfreeze build --arch {target.arch}"
+    command = f"planfreeze build --model MODEL --arch {target.arch} --store {shlex.quote(str(store.path))}"
     if is_stored:
         nearest = ""
     elif payload in stored:
@@ -146,6 +147,15 @@ def explain(family_name: str, stated: Sequence[str], target: Target, store: Stor
     else:
         nearest = describe_nearest(payload, stored, command)
     return Explanation(payload=payload, arch=target.arch, key=key, labels=labels, is_stored=is_stored, nearest=nearest)
+
+
+def is_whole(key: str, store: Store) -> bool:
+    """Tell whether a key's record and cubin are in a store, undamaged."""
+    try:
+        store.get_blob(ProgramRecord.decode(store.get_record(key)).blob)
+    except (MissingEntry, DamagedEntry, DamagedRecord):
+        return False
+    return True
 
 
 def find_reference(family_name: str) -> str:
@@ -181,7 +191,8 @@ def parse_value(text: str) -> Field:
     """Parse one value."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    return int(text) if re.fullmatch(r"-?[0-9]+", text) else text
+    # Twenty digits hold every number that fits 64 bits; the payload judges the rest.
+    return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 
 def readable(value: bytes) -> str:

@@ -44,7 +44,9 @@ class Argument:
     alignment : int
         Alignment in bytes that the kernel relies on; 1 for scalars.
     elements : callable, optional
-        Smallest number of elements the kernel may touch, from the scalars of the call.
+        Number of elements a tensor must have at least, from the scalars of the call.
+    maximum : int, optional
+        Largest value of a scalar; None is what its type holds.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Argument:
     is_pointer: bool
     alignment: int
     elements: Callable[[Scalars], int] | None = None
+    maximum: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -64,9 +67,9 @@ def pointer(name: str, dtype: DType, elements: Callable[[Scalars], int], *, alig
     return Argument(name=name, dtype=dtype, is_pointer=True, alignment=alignment, elements=elements)
 
 
-def scalar(name: str, dtype: Literal["i32", "i64"] = "i32") -> Argument:
+def scalar(name: str, dtype: Literal["i32", "i64"] = "i32", *, maximum: int | None = None) -> Argument:
     """Make an integer argument: a runtime value such as a live count, never part of a program's identity."""
-    return Argument(name=name, dtype=dtype, is_pointer=False, alignment=1)
+    return Argument(name=name, dtype=dtype, is_pointer=False, alignment=1, maximum=maximum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

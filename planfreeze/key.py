@@ -7,6 +7,7 @@ import msgpack
 
 from planfreeze.family import CuteSource, Definition, Family, TritonSource
 from planfreeze.payload import Payload
+from planfreeze.record import RECORD_FORMAT
 from planfreeze.sources import Sources, hash_source
 from planfreeze.target import Target
 from planfreeze.toolchain import Toolchain
@@ -43,7 +44,7 @@ def make_key(
     """Make the key of a program from all its inputs; no path, time, host or address is one of them."""
     dialect = dialect_of(definition)
     parts = (
-        ("schema", str(KEY_SCHEMA).encode()),
+        ("schema", f"{KEY_SCHEMA} {RECORD_FORMAT}".encode()),
         ("family", f"{family.reference} {family.version}".encode()),
         ("payload", payload.encode()),
         ("arch", target.arch.encode()),

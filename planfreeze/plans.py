@@ -2,15 +2,16 @@
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any
 
 import msgpack
 
-from planfreeze.errors import DamagedPlan, InvalidModel, PlanTooNew
+from planfreeze.errors import DamagedPlan, EmptyPlan, InvalidModel, PlanfreezeError, PlanTooNew
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
 from planfreeze.payload import Payload
@@ -24,17 +25,29 @@ PLAN_FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A target and the payloads that a model asks for at its capacities."""
+    """A target and the payloads that a model asks for at its capacities.
+
+    Parameters
+    ----------
+    options : tuple of str
+        Arguments of the command line that differ from its defaults, such as ``("--capacity", "8,64")``.
+    """
 
     model: str
     tp: int
     target: Target
     payloads: tuple[Payload, ...]
+    options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Name of the reference in a store: ``ds41-tp4-sm_90a``."""
         return plan_name(self.model, self.tp, self.target.arch)
+
+    @property
+    def build_command(self) -> str:
+        """The command that builds this plan."""
+        return build_command(self.model, self.tp, self.target.arch, self.options)
 
     @property
     def programs(self) -> tuple[tuple[Family, Payload], ...]:
@@ -47,9 +60,11 @@ def plan_name(model: str, tp: int, arch: str) -> str:
     return f"{model}-tp{tp}-{arch}"
 
 
-def build_command(model: str, tp: int, arch: str) -> str:
-    """Return the command that builds a model's plan."""
-    return f"planfreeze build --model {model} --tp {tp} --arch {arch}"
+def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> str:
+    """Return the command that builds a model's plan; a later ``--model`` among the options is the one that counts."""
+    stated = dict(zip(options[::2], options[1::2], strict=True))
+    arguments = {"--model": model, "--tp": str(tp), "--arch": arch} | stated
+    return shlex.join(["planfreeze", "build", *(part for pair in arguments.items() for part in pair)])
 
 
 def build_arguments(name: str) -> tuple[str, ...] | None:
@@ -58,31 +73,50 @@ def build_arguments(name: str) -> tuple[str, ...] | None:
     return found and ("--model", found["model"], "--tp", found["tp"], "--arch", found["arch"])
 
 
-def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions) -> Plan:
+def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, source: str | None = None) -> Plan:
     """List every program a model can ask for, from geometry alone.
+
+    Parameters
+    ----------
+    source : str, optional
+        What the model was loaded from, if that is not its name; of a path the plan keeps the last part.
 
     Raises
     ------
     InvalidModel
-        The model's enumerator cannot be imported.
+        The model's enumerator cannot be imported, or lists something else than payloads.
     InvalidGeometry
         The model cannot be sharded ``tp`` ways.
+    EmptyPlan
+        The enumerator lists no program.
     """
     module, _, attribute = model.programs.partition(":")
     try:
         enumerate_programs = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a user's module may raise anything
         raise InvalidModel(model.name, f"programs = {model.programs!r} cannot be imported: {error}") from error
-    payloads = enumerate_programs(model, tp=tp, target=target, options=options)
-    return Plan(model=model.name, tp=tp, target=target, payloads=payloads)
+    try:
+        payloads = tuple(dict.fromkeys(enumerate_programs(model, tp=tp, target=target, options=options)))
+    except PlanfreezeError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise InvalidModel(model.name, f"programs = {model.programs!r} raised {error!r}") from error
+    if not all(isinstance(payload, Payload) for payload in payloads):
+        raise InvalidModel(model.name, f"programs = {model.programs!r} lists something that is no payload")
+    stated = options.to_arguments()
+    if source is not None and source != model.name:
+        stated = ("--model", PurePath(source).name, *stated)
+    plan = Plan(model=model.name, tp=tp, target=target, payloads=payloads, options=stated)
+    if not payloads:
+        raise EmptyPlan(plan.name)
+    return plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFamily:
-    """A family as it was when the plan was built, with the text its programs were compiled from."""
+    """A family of the plan, with the text its programs were compiled from."""
 
     reference: str
-    version: int
     sources: Sources
 
 
@@ -97,7 +131,7 @@ class PlanEntry:
     blob: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPlan:
     """A plan with key, record digest and blob digest of every program, and one root digest over all."""
 
@@ -106,6 +140,7 @@ class FrozenPlan:
     arch: str
     families: tuple[PlanFamily, ...]
     entries: tuple[PlanEntry, ...]
+    options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -115,9 +150,9 @@ class FrozenPlan:
     @property
     def build_command(self) -> str:
         """The command that builds this plan again."""
-        return build_command(self.model, self.tp, self.arch)
+        return build_command(self.model, self.tp, self.arch, self.options)
 
-    @cached_property
+    @property
     def root(self) -> str:
         """The sha256 of the plan's canonical bytes."""
         return hashlib.sha256(self.encode()).hexdigest()
@@ -131,7 +166,8 @@ class FrozenPlan:
                 self.model,
                 self.tp,
                 self.arch,
-                [[f.reference, f.version, f.sources.modules] for f in self.families],
+                self.options,
+                [[f.reference, f.sources.modules] for f in self.families],
                 [[e.family, e.fields, e.key, e.record, e.blob] for e in self.entries],
             ]
         )
@@ -154,14 +190,14 @@ class FrozenPlan:
                 raise DamagedPlan("it is not a frozen plan")
             if plan_format > PLAN_FORMAT:
                 raise PlanTooNew(plan_format, PLAN_FORMAT)
-            model, tp, arch, families, entries = rest
+            model, tp, arch, options, families, entries = rest
             plan = cls(
                 model=model,
                 tp=tp,
                 arch=arch,
+                options=options,
                 families=tuple(
-                    PlanFamily(reference=reference, version=version, sources=Sources(modules))
-                    for reference, version, modules in families
+                    PlanFamily(reference=reference, sources=Sources(modules)) for reference, modules in families
                 ),
                 entries=tuple(
                     PlanEntry(family=family, fields=fields, key=key, record=record, blob=blob)
@@ -180,19 +216,18 @@ def has_declared_types(plan: FrozenPlan) -> bool:
     """Tell whether every part of a plan is text or a count where it should be; payloads judge their own fields."""
     modules = [module for family in plan.families for module in family.sources.modules]
     names = [name for entry in plan.entries for name, _ in entry.fields]
-    texts = [plan.model, plan.arch, *(family.reference for family in plan.families), *names]
+    texts = [plan.model, plan.arch, *plan.options, *(family.reference for family in plan.families), *names]
     texts += [text for name, digest in modules for text in (name, digest)]
     texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
-    counts = [plan.tp, *(family.version for family in plan.families)]
-    return all(type(text) is str for text in texts) and all(type(count) is int for count in counts)
+    return all(type(text) is str for text in texts) and type(plan.tp) is int and len(plan.options) % 2 == 0
 
 
 def freeze_families(programs: Iterable[tuple[Family, Sources]]) -> tuple[PlanFamily, ...]:
     """Merge the sources of each family's programs, in order of reference."""
-    merged: dict[str, tuple[int, dict[str, str]]] = {}
+    merged: dict[str, dict[str, str]] = {}
     for family, sources in programs:
-        merged.setdefault(family.reference, (family.version, {}))[1].update(sources.modules)
+        merged.setdefault(family.reference, {}).update(sources.modules)
     return tuple(
-        PlanFamily(reference=reference, version=version, sources=Sources(tuple(sorted(modules.items()))))
-        for reference, (version, modules) in sorted(merged.items())
+        PlanFamily(reference=reference, sources=Sources(tuple(sorted(modules.items()))))
+        for reference, modules in sorted(merged.items())
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from planfreeze.binding import Signature
 from planfreeze.device import Device
-from planfreeze.errors import LaunchFailed, SessionState, WrongArch
+from planfreeze.errors import LaunchFailed, SessionState, WrongDevice
 from planfreeze.family import Grid
 from planfreeze.resolve import ResolvedProgram
 
@@ -23,10 +23,10 @@ class Program:
 
     Raises
     ------
-    WrongArch
+    WrongDevice
         The device is not what the program was made for.
     LaunchFailed
-        The driver cannot load it.
+        The driver cannot load it, or no block of it fits an SM.
     """
 
     def __init__(self, resolved: ResolvedProgram, device: Device) -> None:
@@ -37,11 +37,13 @@ class Program:
         self._refusal = ""
         target = resolved.planned.target
         if device.capability != target.capability:
-            raise WrongArch(self.name, target.arch, f"{device.name} (compute capability {device.capability})")
+            raise WrongDevice(self.name, target.arch, device.name, device.capability)
         self._signature = Signature(self.name, self.definition.arguments, device)
         self._padding = [0] * (len(resolved.record.parameter_bytes) - len(self.definition.arguments))
         self._library, self._function = device.run_in_context(lambda: self._load(resolved))
         self.resident_blocks = device.sm_count * device.run_in_context(self._occupancy)
+        if self.resident_blocks == 0:
+            raise LaunchFailed(self.name, "not one block of it fits an SM")
 
     def _load(self, resolved: ResolvedProgram) -> tuple[Any, Any]:
         driver, check, info = self.device.driver, self.device.check, self.launch_info
@@ -83,6 +85,7 @@ class Program:
         self.refuse_unloaded()
         words, scalars, kept = self._signature.check(values, named)
         grid = self.definition.grid(scalars, self.resident_blocks)
+        assert all(grid) or not all(scalars.values()), f"{self.name} has an empty grid for {scalars}"
         return Bound(self, words + self._padding, grid, kept)
 
     def launch(self, *values: Any, stream: Any = None, **named: Any) -> None:
@@ -95,11 +98,17 @@ class Program:
             raise SessionState(f"{self.name} cannot be launched: {self._refusal}", "planfreeze.session().freeze()")
 
     def unload(self, reason: str, *, is_forked: bool = False) -> None:
-        """Release the program on its device; later binds and launches raise with ``reason``."""
-        if not self._refusal and not is_forked:
+        """Release the program on its device; later binds and launches raise with ``reason``.
+
+        Raises
+        ------
+        LaunchFailed
+            The driver refuses; the program counts as unloaded all the same.
+        """
+        is_loaded, self._refusal = not self._refusal, reason
+        if is_loaded and not is_forked:
             unload = self.device.driver.cuLibraryUnload
             self.device.run_in_context(lambda: self.device.check(self.name, unload(self._library)))
-        self._refusal = reason
 
 
 class Bound:

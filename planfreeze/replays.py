@@ -1,9 +1,11 @@
 """Replays: proof that all of a plan resolves with lowering forbidden, through the code that serving uses."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -11,12 +13,11 @@ from planfreeze.cache.store import Store
 from planfreeze.device import Device
 from planfreeze.errors import GuardAsleep
 from planfreeze.guard import Guard
-from planfreeze.payload import Payload
-from planfreeze.plans import FrozenPlan
+from planfreeze.plans import FrozenPlan, Plan
 from planfreeze.programs import Program
 from planfreeze.resolve import Resolution, check_kernels, planned_programs, program_name, resolve_plan
 
-__all__ = ["Replay", "prove_guard", "replay_plan"]
+__all__ = ["Replay", "check_replays", "prove_guard", "replay_plan"]
 
 COMPILERS = {"triton": "triton", "cute": "cutlass"}
 
@@ -45,13 +46,13 @@ class Replay:
         return self.resolution.plan
 
 
-def replay_plan(plan: FrozenPlan, store: Store, *, wanted: Collection[Payload] = (), on_device: bool = False) -> Replay:
+def replay_plan(plan: FrozenPlan, store: Store, *, wanted: Plan | None = None, on_device: bool = False) -> Replay:
     """Resolve a frozen plan under the guard, as a session would.
 
     Parameters
     ----------
-    wanted : collection of Payload
-        Payloads the plan must hold besides its own: those its model asks for now. Others count as missing.
+    wanted : Plan, optional
+        What the model asks for now; payloads of it that the frozen plan does not hold count as missing.
     on_device : bool
         Load every program on torch's current device, too.
 
@@ -70,12 +71,27 @@ def replay_plan(plan: FrozenPlan, store: Store, *, wanted: Collection[Payload] =
         check_kernels(plan)
         held = {planned.payload for planned in planned_programs(plan)}
         resolution = resolve_plan(plan, store)
-        unplanned = tuple(program_name(payload) for payload in wanted if payload not in held)
-        resolution = replace(resolution, missing=resolution.missing + unplanned)
+        if wanted is not None:
+            lacking = [payload for payload in wanted.payloads if payload not in held]
+            unplanned = tuple(f"{program_name(payload)}: not in the frozen plan" for payload in lacking)
+            command = f"{wanted.build_command} --store {shlex.quote(str(store.path))}"
+            resolution = replace(resolution, missing=resolution.missing + unplanned, command=command)
         loaded = load_all(resolution) if on_device else None
     finally:
         guard.release()
     return Replay(resolution=resolution, attempts=sum(guard.attempts.values()), loaded=loaded)
+
+
+def check_replays(replays: Sequence[Replay]) -> None:
+    """Raise the worst of what replays found: damage before what is missing.
+
+    Raises
+    ------
+    DamagedPrograms, MissingPrograms
+        Lists the programs of the first plan that has such.
+    """
+    for replay in sorted(replays, key=lambda replay: not replay.resolution.damaged):
+        replay.resolution.check()
 
 
 def load_all(resolution: Resolution) -> int:
@@ -101,7 +117,11 @@ def prove_guard() -> dict[str, str]:
     """
     if not any(find_spec(module) for module in COMPILERS.values()):
         return dict.fromkeys(COMPILERS, "no compiler installed")
-    child = subprocess.run([sys.executable, "-m", "planfreeze.guard"], capture_output=True, text=True, check=False)
+    # Under Triton's interpreter nothing compiles, and nothing would be proven.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    child = subprocess.run(
+        [sys.executable, "-m", "planfreeze.guard"], capture_output=True, text=True, check=False, env=environment
+    )
     try:
         proven: dict[str, str] = json.loads(child.stdout)
     except ValueError:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planfreeze.builds import BuildReport, Outcome
+    from planfreeze.builds import BuildReport
     from planfreeze.explanations import Explanation
+    from planfreeze.outcomes import Outcome
     from planfreeze.plans import Plan
     from planfreeze.replays import Replay
 
@@ -129,8 +130,9 @@ def build_progress(total: int) -> Iterator[Callable[["Outcome"], None]]:
 def print_outcome(outcome: "Outcome") -> None:
     """Print one outcome as a line; programs that were there already are not worth one."""
     if outcome.status != "reused":
-        program = outcome.program
-        sys.stderr.write(f"{outcome.status} {program.name} {program.target.arch} {outcome.seconds:.2f} s\n")
+        sys.stderr.write(
+            f"{outcome.status} {outcome.program.name} {outcome.program.target.arch} {outcome.seconds:.2f} s\n"
+        )
 
 
 def replay_json(replays: Sequence["Replay"], guard: Mapping[str, str]) -> dict[str, Any]:
@@ -201,11 +203,12 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
     """Print rows on standard output, as wide as the terminal."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title or None, box=None, title_justify="left", header_style="bold")
+    table = Table(title=Text(title) if title else None, box=None, title_justify="left", header_style="bold")
     for head in heads:
         table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False, markup=False)
     console.print(table)

@@ -1,27 +1,34 @@
 """Resolving: from a frozen plan and a store to proven programs, without a compiler, a GPU or a write."""
 
+import shlex
 from dataclasses import dataclass
 
+from planfreeze.cache.digest import is_digest
 from planfreeze.cache.store import Store
 from planfreeze.errors import (
+    DamagedEntry,
     DamagedPrograms,
+    DamagedRecord,
     EmptyPlan,
+    InvalidCubin,
+    InvalidPlanReference,
     KernelsDiffer,
     MissingEntry,
     MissingPrograms,
-    PlanfreezeError,
     PlanMissing,
     UnexpectedCubin,
+    WrongArch,
 )
 from planfreeze.family import Definition, load_family
 from planfreeze.inspection import inspect_cubin
 from planfreeze.payload import Payload
-from planfreeze.plans import FrozenPlan, PlanEntry
+from planfreeze.plans import FrozenPlan, PlanEntry, build_arguments
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import check_sources
 from planfreeze.target import Target, target
 
 __all__ = [
+    "PlanReference",
     "PlannedProgram",
     "Resolution",
     "ResolvedProgram",
@@ -61,10 +68,11 @@ class ResolvedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """What resolving a plan found: programs, and one line for each that is missing or damaged."""
+    """What resolving a plan found: programs, one line for each that is missing or damaged, and what builds them."""
 
     plan: FrozenPlan
     store: str
+    command: str
     programs: tuple[ResolvedProgram, ...]
     missing: tuple[str, ...]
     damaged: tuple[str, ...]
@@ -77,7 +85,7 @@ class Resolution:
         DamagedPrograms, MissingPrograms
             Every such program is listed.
         """
-        facts = (self.store, f"{self.plan.build_command} --store {self.store}")
+        facts = (self.store, self.command)
         if self.damaged:
             raise DamagedPrograms(self.plan.name, len(self.plan.entries), self.damaged, *facts)
         if self.missing:
@@ -91,28 +99,77 @@ def program_name(payload: Payload) -> str:
     return f"{payload.family_name}({fields})"
 
 
-def find_plan(store: Store, name: str, *, command: str = "planfreeze build") -> FrozenPlan:
-    """Read a frozen plan by reference name or root digest, each optionally followed by ``@sha256:<root>``.
+@dataclass(frozen=True, slots=True)
+class PlanReference:
+    """How a frozen plan is asked for: by name, by root digest, or by a name pinned to a root digest.
+
+    Parameters
+    ----------
+    name : str, optional
+        Reference name in the store; with a root, the name the plan must have.
+    root : str, optional
+        Root digest. It proves every byte of the plan, so that the store need not be trusted.
+    """
+
+    name: str | None
+    root: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> "PlanReference":
+        """Read ``NAME``, ``ROOT``, ``NAME@sha256:ROOT`` or ``@sha256:ROOT``.
+
+        Raises
+        ------
+        InvalidPlanReference
+            The text is empty, or what follows ``@sha256:`` is no digest.
+        """
+        name, pin, root = text.partition("@sha256:")
+        if not text or (pin and not is_digest(root)):
+            raise InvalidPlanReference(text)
+        if not pin and is_digest(text):
+            return cls(None, text)
+        return cls(name or None, root or None)
+
+    def __str__(self) -> str:
+        return (self.name or "") + (f"@sha256:{self.root}" if self.root else "")
+
+
+def find_plan(store: Store, reference: PlanReference, *, command: str | None = None) -> FrozenPlan:
+    """Read a frozen plan. Without a root digest the store has to be trusted, and the name may move to another plan.
+
+    Parameters
+    ----------
+    command : str, optional
+        What builds the plan, for the error; None makes one from the name.
 
     Raises
     ------
     PlanMissing
-        The store has no such plan, or it is not the pinned one.
+        The store has no such plan.
+    UntrustedStore
+        No root digest is given and others can write to the store.
     EmptyPlan
         The plan holds no program.
     DamagedEntry, DamagedPlan
         Its bytes are not what its root digest says, or no plan.
     """
-    reference, _, pinned = name.partition("@sha256:")
-    root = reference if len(reference) == 64 else store.get_ref(reference)
-    if root is None or (pinned and pinned != root):
-        raise PlanMissing(name, str(store.path), command, tuple(store.list_refs()))
+    if command is None:
+        arguments = build_arguments(reference.name or "") or ("--model", "MODEL", "--tp", "N")
+        command = shlex.join(["planfreeze", "build", *arguments, "--store", str(store.path)])
+    root = reference.root
+    if root is None:
+        store.check_trust()
+        root = store.get_ref(reference.name or "")
+    if root is None:
+        raise PlanMissing(str(reference), str(store.path), command, tuple(store.list_refs()))
     try:
         plan = FrozenPlan.decode(store.get_plan(root))
     except MissingEntry as error:
-        raise PlanMissing(name, str(store.path), command) from error
+        raise PlanMissing(str(reference), str(store.path), command, tuple(store.list_refs())) from error
+    if reference.name not in (None, plan.name):
+        raise PlanMissing(str(reference), str(store.path), f"the plan of this root digest is {plan.name}. {command}")
     if not plan.entries:
-        raise EmptyPlan(name)
+        raise EmptyPlan(str(reference))
     return plan
 
 
@@ -167,11 +224,12 @@ def resolve_plan(plan: FrozenPlan, store: Store) -> Resolution:
             programs.append(resolve_program(planned, store))
         except MissingEntry:
             missing.append(program_name(planned.payload))
-        except PlanfreezeError as error:
+        except (DamagedEntry, DamagedRecord, InvalidCubin, UnexpectedCubin, WrongArch) as error:
             damaged.append(f"{program_name(planned.payload)}: {error}")
     return Resolution(
         plan=plan,
         store=str(store.path),
+        command=f"{plan.build_command} --store {shlex.quote(str(store.path))}",
         programs=tuple(programs),
         missing=tuple(missing),
         damaged=tuple(damaged),

@@ -1,23 +1,23 @@
 """Sessions: frozen plans resolved and loaded on a device, with every watched road to a compiler closed."""
 
-import os
-import subprocess
-import sys
-import weakref
+import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from planfreeze.cache.store import Store
 from planfreeze.device import Device
-from planfreeze.errors import PlanMissing, SessionState, StoreMissing, UnplannedProgram
+from planfreeze.errors import PlanMissing, PlansDisagree, SessionState, StoreMissing, UnplannedProgram
 from planfreeze.explanations import describe_nearest
 from planfreeze.guard import Attempt, Guard, Mode
 from planfreeze.payload import Payload
-from planfreeze.plans import FrozenPlan, build_arguments
+from planfreeze.plans import FrozenPlan
+from planfreeze.processes import build_in_child, watch_forks
 from planfreeze.programs import Program
 from planfreeze.resolve import (
     PlannedProgram,
+    PlanReference,
     check_kernels,
     find_plan,
     planned_programs,
@@ -25,9 +25,8 @@ from planfreeze.resolve import (
     resolve_plan,
     resolve_program,
 )
-from planfreeze.settings import read_settings, store_path
 
-__all__ = ["Session", "session"]
+__all__ = ["Session"]
 
 
 class Session:
@@ -36,15 +35,21 @@ class Session:
     Parameters
     ----------
     plans : tuple of str
-        Frozen plans, each a reference name or root digest, optionally followed by ``@sha256:<root>``.
+        Frozen plans, each a reference name or root digest, or a name pinned by ``@sha256:<root>``.
     store : Path
-        Where they are. A plan without a pinned root digest is taken from a trusted store only.
+        Where they are. A plan without a root digest is taken from a trusted store only.
     device : int, optional
         torch's number of the device; None takes torch's current one when the first program is loaded.
     build : bool
-        Build a missing plan in child processes when it is prepared. After freezing nothing is ever built.
+        Build a plan of a catalog model that the store does not have, in a child process, when it is prepared. A
+        plan that is there and lacks programs is not built again. After freezing nothing is ever built.
     is_trusted : bool
-        Take unpinned plans from this store whoever owns it.
+        Take plans without a root digest from this store whoever owns it.
+
+    Notes
+    -----
+    Safe to use from threads. ``close()`` unloads the programs: finish their launches and drop CUDA graphs that hold
+    them before.
 
     Examples
     --------
@@ -56,8 +61,8 @@ class Session:
     def __init__(
         self, plans: tuple[str, ...], store: Path, *, device: int | None, build: bool, is_trusted: bool
     ) -> None:
-        self._store_path = store
-        self._ordinal = device
+        self.store = store
+        self.ordinal = device
         self._is_builder = build
         self._is_trusted = is_trusted
         self._planned: dict[str, tuple[PlannedProgram, Store]] = {}
@@ -66,15 +71,20 @@ class Session:
         self._device: Device | None = None
         self._guard: Guard | None = None
         self._refusal = ""
+        self._lock = threading.RLock()
         for plan in plans:
             self.prepare(plan)
-        watched = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: refuse_fork(watched()))
+        watch_forks(self)
 
     @property
     def is_frozen(self) -> bool:
         """Whether the session is frozen and not closed."""
         return self._guard is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session was closed, or this process is a fork of the one that made it."""
+        return bool(self._refusal)
 
     @property
     def plans(self) -> tuple[FrozenPlan, ...]:
@@ -93,26 +103,27 @@ class Session:
         ------
         SessionState
             The session is frozen or closed.
-        PlanMissing, EmptyPlan, DamagedPlan, StoreMissing, UntrustedStore
+        InvalidPlanReference, PlanMissing, EmptyPlan, DamagedPlan, StoreMissing, UntrustedStore
             The plan cannot be used.
         KernelsDiffer
             The kernels installed here are not the ones it was built from.
+        PlansDisagree
+            Another prepared plan has a different cubin for one of its payloads.
         """
-        self._refuse_closed()
-        if self.is_frozen:
-            raise SessionState(f"{plan} cannot be prepared: the session is frozen", "prepare() before freeze()")
-        try:
-            found, store = self._find(plan)
-        except (PlanMissing, StoreMissing):
-            if not self._is_builder:
-                raise
-            build_in_child(plan, self._store_path)
-            found, store = self._find(plan)
-        check_kernels(found)
-        self._plans.append((found, store))
-        for planned in planned_programs(found):
-            self._planned.setdefault(planned.payload.digest, (planned, store))
-        return self
+        with self._lock:
+            self._refuse_closed()
+            if self.is_frozen:
+                raise SessionState(f"{plan} cannot be prepared: the session is frozen", "prepare() before freeze()")
+            found, store = self._find(PlanReference.parse(plan))
+            check_kernels(found)
+            planned = {program.payload.digest: (program, store) for program in planned_programs(found)}
+            for digest, (program, _) in planned.items():
+                known = self._planned.get(digest)
+                if known is not None and known[0].entry.blob != program.entry.blob:
+                    raise PlansDisagree(program_name(program.payload), found.name, known[0].target.arch)
+            self._planned.update(planned)
+            self._plans.append((found, store))
+            return self
 
     def freeze(self, guard: Mode = "raise") -> Self:
         """Resolve and load every program of every prepared plan and close the roads to a compiler. All or nothing.
@@ -128,30 +139,32 @@ class Session:
             No plan was prepared, or the session is closed.
         MissingPrograms, DamagedPrograms
             Lists every program of a plan that is not there or not what was built.
-        DeviceMissing, ExtraMissing, WrongArch, LaunchFailed
+        DeviceMissing, ExtraMissing, WrongDevice, LaunchFailed
             The programs cannot be loaded here.
+        UnknownMode, UnwatchableRoad
+            The guard cannot be armed.
         """
-        self._refuse_closed()
-        if self.is_frozen:
+        with self._lock:
+            self._refuse_closed()
+            if self.is_frozen:
+                return self
+            if not self._plans:
+                raise SessionState("the session has no plan", "prepare(PLAN), or set PLANFREEZE_PLAN")
+            sentinel = Guard(mode=guard, explain=self._explain)
+            resolved = [program for plan, store in self._plans for program in resolve_plan(plan, store).check()]
+            loaded: dict[str, Program] = {}
+            with ExitStack() as undo:
+                for program in resolved:
+                    digest = program.payload.digest
+                    if digest not in self._programs and digest not in loaded:
+                        loaded[digest] = Program(program, self._open_device())
+                        undo.callback(loaded[digest].unload, "the session did not freeze")
+                sentinel.arm()
+                undo.pop_all()
+            # Replaced, not changed: threads that look programs up see all of them or those from before.
+            self._programs = self._programs | loaded
+            self._guard = sentinel
             return self
-        if not self._plans:
-            raise SessionState("the session has no plan", "prepare(PLAN), or set PLANFREEZE_PLAN")
-        resolved = [program for plan, store in self._plans for program in resolve_plan(plan, store).check()]
-        loaded: dict[str, Program] = {}
-        try:
-            for program in resolved:
-                digest = program.payload.digest
-                if digest not in self._programs and digest not in loaded:
-                    loaded[digest] = Program(program, self._open_device())
-        except BaseException:
-            for kept in loaded.values():
-                kept.unload("the session did not freeze")
-            raise
-        self._programs.update(loaded)
-        armed = Guard(mode=guard, explain=self._explain)
-        armed.arm()
-        self._guard = armed
-        return self
 
     def program(self, payload: Payload) -> Program:
         """Return the loaded program of a payload. Frozen, this is one look-up.
@@ -167,18 +180,26 @@ class Session:
         """
         program = self._programs.get(payload.digest)
         if program is None:
-            program = self._load(payload)
+            with self._lock:
+                program = self._programs.get(payload.digest) or self._load(payload)
         return program
 
     def close(self) -> None:
-        """Open the roads again and unload every program; a kept program then raises."""
-        self._refusal = self._refusal or "the session was closed"
-        if self._guard is not None:
-            self._guard.release()
+        """Open the roads again and unload every program; a kept program then raises.
+
+        Raises
+        ------
+        LaunchFailed
+            The driver refused to unload a program; the others are unloaded all the same.
+        """
+        with self._lock, ExitStack() as finish:
+            self._refusal = self._refusal or "the session was closed"
+            for program in self._programs.values():
+                finish.callback(program.unload, self._refusal)
+            if self._guard is not None:
+                self._guard.release()
             self._guard = None
-        for program in self._programs.values():
-            program.unload(self._refusal)
-        self._programs = {}
+            self._programs = {}
 
     def __enter__(self) -> Self:
         return self
@@ -186,94 +207,53 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, plan: str) -> tuple[FrozenPlan, Store]:
-        store = Store.open(self._store_path, is_trusted=self._is_trusted)
-        if "@sha256:" not in plan:
-            store.check_trust()
-        return find_plan(store, plan), store
+    def _find(self, reference: PlanReference) -> tuple[FrozenPlan, Store]:
+        try:
+            store = Store.open(self.store, is_trusted=self._is_trusted)
+            return find_plan(store, reference), store
+        except (PlanMissing, StoreMissing):
+            if not self._is_builder or reference.root is not None:
+                raise
+        build_in_child(reference, self.store, is_trusted=self._is_trusted)
+        store = Store.open(self.store, is_trusted=self._is_trusted)
+        return find_plan(store, reference), store
 
     def _open_device(self) -> Device:
         if self._device is None:
-            self._device = Device(self._ordinal)
+            self._device = Device(self.ordinal)
         return self._device
 
     def _load(self, payload: Payload) -> Program:
         self._refuse_closed()
         if self.is_frozen or payload.digest not in self._planned:
             planned = [known.payload for known, _ in self._planned.values()]
-            command = self._plans[0][0].build_command if self._plans else "planfreeze build"
+            command = self._plans[0][0].build_command if self._plans else "planfreeze build --model MODEL --tp N"
             raise UnplannedProgram(program_name(payload), describe_nearest(payload, planned, command))
         planned_program, store = self._planned[payload.digest]
-        self._programs[payload.digest] = Program(resolve_program(planned_program, store), self._open_device())
-        return self._programs[payload.digest]
+        program = Program(resolve_program(planned_program, store), self._open_device())
+        self._programs = self._programs | {payload.digest: program}
+        return program
 
     def _explain(self, attempt: Attempt) -> str:
         plans = ", ".join(f"{plan.name} ({len(plan.entries)} programs)" for plan, _ in self._plans)
-        return f"The session is frozen over {plans}; none of these programs needs {attempt.kernel}."
+        kernel = attempt.kernel.rpartition(".")[2]
+        nearest = [
+            program_name(planned.payload)
+            for planned, _ in self._planned.values()
+            if planned.definition.source.kernel.rpartition(":")[2] == kernel
+        ]
+        if nearest:
+            return f"The session is frozen over {plans}, which plan this kernel as {'; '.join(nearest)}."
+        return f"The session is frozen over {plans}; no planned program comes from this kernel."
 
     def _refuse_closed(self) -> None:
         if self._refusal:
             raise SessionState(self._refusal, "planfreeze.session(...) for a new session")
 
-    def _refuse_fork(self) -> None:
+    def refuse_fork(self) -> None:
+        """In a forked child: make every program raise, since CUDA does not survive a fork."""
+        self._lock = threading.RLock()  # another thread of the parent may have held it
         self._refusal = "this process is a fork of the one that loaded the programs"
         for program in self._programs.values():
             program.unload(self._refusal, is_forked=True)
         self._programs = {}
-
-
-def refuse_fork(session: Session | None) -> None:
-    """In a forked child: make every program of a session raise, since CUDA does not survive a fork."""
-    if session is not None:
-        session._refuse_fork()
-
-
-def build_in_child(plan: str, store: Path) -> None:
-    """Build a plan by its reference name in a child process; its report goes to standard error.
-
-    Raises
-    ------
-    PlanMissing
-        The name is not one of a model's plan, or the build failed.
-    """
-    arguments = build_arguments(plan)
-    command = [sys.executable, "-m", "planfreeze", "build", *(arguments or ()), "--store", str(store)]
-    if arguments is None or subprocess.run(command, stdout=sys.stderr.fileno(), check=False).returncode != 0:
-        raise PlanMissing(plan, str(store), "planfreeze build")
-
-
-process_session: list[Session] = []
-
-
-def session(
-    *plans: str,
-    store: str | Path | None = None,
-    device: int | None = None,
-    build: bool = False,
-    is_trusted: bool | None = None,
-) -> Session:
-    """Return the process's session, or with plans a new one.
-
-    Parameters
-    ----------
-    *plans : str
-        Frozen plans; see :class:`Session`. None given: the process's session, made once from ``PLANFREEZE_STORE``
-        and ``PLANFREEZE_PLAN``.
-    store : path, optional
-        The store; None takes ``PLANFREEZE_STORE``, else the user's cache directory.
-    device, build, is_trusted
-        See :class:`Session`; ``is_trusted`` None takes ``PLANFREEZE_TRUST_STORE``.
-    """
-    if not plans and process_session and not process_session[0]._refusal:
-        return process_session[0]
-    settings = read_settings()
-    made = Session(
-        plans or settings.plans,
-        Path(store) if store is not None else store_path(settings),
-        device=device,
-        build=build,
-        is_trusted=settings.is_store_trusted if is_trusted is None else is_trusted,
-    )
-    if not plans:
-        process_session[:] = [made]
-    return made

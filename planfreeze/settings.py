@@ -19,8 +19,8 @@ class Settings:
     store : Path, optional
         ``PLANFREEZE_STORE``: the store; None means the user's cache directory.
     plans : tuple of str
-        ``PLANFREEZE_PLAN``: frozen plans to serve, comma separated, each a reference name, a root digest or a
-        file, optionally followed by ``@sha256:<root>``.
+        ``PLANFREEZE_PLAN``: frozen plans to serve, comma separated, each a reference name, a root digest, or
+        both as ``NAME@sha256:ROOT``.
     is_csf_inline : bool
         ``PLANFREEZE_CSF_INLINE``: 0 keeps compressed scales out of the kernels (per-call expansion). Default 1.
     is_store_trusted : bool
@@ -75,6 +75,6 @@ def read_switch(environ: Mapping[str, str], name: str, default: str) -> bool:
 
 def read_count(environ: Mapping[str, str], name: str, default: str) -> int:
     value = environ.get(name, default)
-    if not value.isascii() or not value.isdigit():
-        raise InvalidSetting(name, value, "a whole number >= 0")
+    if not value.isascii() or not value.isdigit() or len(value) > 10:
+        raise InvalidSetting(name, value, "a whole number from 0 to 9999999999")
     return int(value)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,11 @@ from planfreeze.target import Target, target
 
 __all__ = ["Task", "Worker"]
 
-# What a compiler process may see of the caller's environment; nothing here reaches generated code.
+# What a compiler process sees of the caller's environment: what it takes to start one. Compilers read none of it.
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 LOG_TAIL_BYTES = 8192
+# A compiler that hangs must not hang the build. The slowest kernels seen take seconds.
+COMPILE_TIMEOUT_S = 900.0
 DUMPS = "dumps"
 
 
@@ -81,18 +84,22 @@ class Worker:
         CompileFailed
             The compiler refused it; the message carries the end of the log.
         WorkerDied
-            The process ended; this worker is of no more use.
+            The process ended, or was ended after 15 minutes; this worker is of no more use.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._log.seek(0, os.SEEK_END)
         started_at = self._log.tell()
         fields = list(task.payload.to_fields().items())
+        timer = threading.Timer(COMPILE_TIMEOUT_S, self.kill)
+        timer.start()
         try:
             send(self._process.stdin, [task.family, fields, task.target.arch, task.sources.modules])
             outcome = receive(self._process.stdout)
         except (BrokenPipeError, EOFError):
             self._process.kill()  # it may live on without its streams
             raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at)) from None
+        finally:
+            timer.cancel()
         if outcome[0] == "failed":
             raise CompileFailed(task.family, outcome[1] + self._read_log(started_at))
         cubin, launch = outcome[1:]
@@ -148,8 +155,9 @@ def send(stream: IO[bytes], message: object) -> None:
 def receive(stream: IO[bytes]) -> Any:
     """Read one message; EOFError when the other side is gone."""
     head = stream.read(8)
-    data = stream.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
-    if not data:
+    size_bytes = int.from_bytes(head, "little")
+    data = stream.read(size_bytes) if len(head) == 8 else b""
+    if not data or len(data) < size_bytes:
         raise EOFError
     return msgpack.unpackb(data)
 

@@ -16,6 +16,7 @@ import pytest
 
 from planfreeze.builds import BuildReport, build_plans
 from planfreeze.cache.store import Store
+from planfreeze.keyed import KeyedProgram, key_plan
 from planfreeze.payload import Payload
 from planfreeze.plans import Plan
 from planfreeze.target import target
@@ -193,10 +194,11 @@ def toolchains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Built:
-    """A store with one complete plan of two programs, and the report of the build. Read only."""
+    """A store with one complete plan of two programs, their keys, and the report of the build. Read only."""
 
     store: Store
     plan: Plan
+    keyed: tuple[KeyedProgram, ...]
     report: BuildReport
 
     def copy(self, place: Path) -> Store:
@@ -212,7 +214,7 @@ def built(toys: Toys, toolchains: Path, tmp_path_factory: pytest.TempPathFactory
     plan = toys.plan(toys.families.AddPayload(block=64), toys.families.CopyPayload())
     report = build_plans([plan], store, jobs=1, toolchains=toolchains)
     assert [outcome.status for outcome in report.outcomes] == ["compiled", "compiled"], report.outcomes
-    return Built(store, plan, report)
+    return Built(store, plan, key_plan(plan, toolchains), report)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Builds: missing programs are compiled once, published one by one, and frozen when all are there."""
 
+import importlib
 import json
 import shutil
 import signal
@@ -10,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from planfreeze import builds
-from planfreeze.builds import build_plans, build_programs, key_plan
+from planfreeze import slots
+from planfreeze.builds import build_plans
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.store import Store
 from planfreeze.elf import read_cubin
+from planfreeze.keyed import key_plan
 from planfreeze.plans import FrozenPlan
 from planfreeze.record import ProgramRecord
+from planfreeze.slots import build_programs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -166,6 +169,29 @@ def test_program_that_fails_is_named_with_its_log_and_costs_no_other(build, toys
     assert list(empty.list_refs()) == ["whole-tp1-sm_90a"], "no plan claims to be complete"
 
 
+@pytest.mark.parametrize(("text", "reason"), [("def f(:", "cannot be parsed"), (None, "has no Python source file")])
+def test_program_whose_text_cannot_be_read_is_named_and_costs_no_other(build, toys, empty, make_package, text, reason):
+    package = make_package("unread" if text is None else "garbled")
+    families = importlib.import_module(f"{package.name}.families")
+    kernel = package / "add_triton.py"
+    kernel.unlink() if text is None else kernel.write_text(text)
+    told = []
+    plan = toys.plan(families.AddPayload(block=64), toys.families.AddPayload(block=64))
+    report = build(empty, plan, on_outcome=told.append)
+    assert sorted(statuses(report)) == ["compiled", "failed"] and len(told) == 2
+    (failed,) = (outcome for outcome in report.outcomes if outcome.status == "failed")
+    assert failed.program.payload == plan.payloads[0] and not hasattr(failed.program, "key")
+    assert f"module {package.name}.add_triton" in failed.reason and reason in failed.reason
+    assert report.plans == () and empty.list_refs() == {}
+
+
+def test_note_says_where_a_program_comes_from(built):
+    for outcome in built.report.outcomes:
+        note = json.loads(built.store.get_note(outcome.program.key.digest))
+        assert note["program"] == outcome.program.name and note["arch"] == "sm_90a"
+        assert note["toolchain"].split()[0] in ("triton", "cute") and note["seconds"] > 0
+
+
 def test_text_edited_after_it_was_keyed_publishes_nothing(toys, empty, toolchains, make_package):
     package = make_package("moving")
     from moving.families import AddPayload
@@ -248,7 +274,7 @@ def test_interrupted_build_keeps_what_is_published_and_exits_130(start_build, in
 
 def test_builder_that_waits_for_another_one_can_be_interrupted(start_build, built, tmp_path):
     store = Store.open(tmp_path / "store", writable=True)
-    with store.lock_key(built.report.outcomes[1].program.key.digest, timeout_s=1):
+    with store.lock_key(built.keyed[1].key.digest, timeout_s=1):
         builder = start_build("plain")
         assert "compiled toys_add" in builder.stderr.readline(), "the other program comes first"
         builder.send_signal(signal.SIGINT)
@@ -266,7 +292,7 @@ def test_failed_program_gives_exit_status_1(start_build, tmp_path):
 
 
 def test_builder_waits_for_another_one_and_takes_its_program(built, build, toys, empty):
-    key = built.report.outcomes[0].program.key.digest
+    key = built.keyed[0].key.digest
     outcome = built.report.outcomes[0]
     told = threading.Event()
     reports = []
@@ -285,9 +311,9 @@ def test_builder_waits_for_another_one_and_takes_its_program(built, build, toys,
 
 
 def test_builder_that_waited_in_vain_names_the_holder(built, build, empty, monkeypatch):
-    monkeypatch.setattr(builds, "LOCK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(builds, "LOCK_STEP_S", 0.1)
-    with empty.lock_key(built.report.outcomes[0].program.key.digest, timeout_s=1):
+    monkeypatch.setattr(slots, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(slots, "LOCK_STEP_S", 0.1)
+    with empty.lock_key(built.keyed[0].key.digest, timeout_s=1):
         report = build(empty, built.plan)
     assert statuses(report) == ["failed", "compiled"] and report.plans == ()
     assert "has held key" in report.outcomes[0].reason and "process" in report.outcomes[0].reason
@@ -336,7 +362,7 @@ def test_missing_entry_is_compiled_again(built, build, tmp_path, kind):
 @pytest.mark.parametrize("foreign", ["another program", "another arch", "no record"])
 def test_whole_record_that_is_not_this_programs_is_put_aside_and_compiled_again(built, build, tmp_path, foreign):
     store = built.copy(tmp_path / "store")
-    key, record = built.report.outcomes[0].program.key.digest, built.report.outcomes[0].record
+    key, record = built.keyed[0].key.digest, built.report.outcomes[0].record
     store.layout.entry("record", key).unlink()
     others = {
         "another program": built.report.outcomes[1].record.encode(),
@@ -408,7 +434,7 @@ def test_two_checkouts_at_different_paths_build_the_same_plan(interpreter, toolc
 
 @pytest.mark.parametrize("name", ["python3.12", "python3.13"])
 def test_other_python_versions_build_the_same_blobs(built, interpreter, tmp_path, name):
-    toolchain = dict(built.report.outcomes[0].program.key.parts)["toolchain"].decode()
+    toolchain = dict(built.keyed[0].key.parts)["toolchain"].decode()
     executable = shutil.which(name) or name
     probe = [executable, "-c", "import cutlass, filelock, msgpack, triton; print(triton.__version__)"]
     try:

@@ -133,7 +133,9 @@ def test_a_missing_record_exits_3_and_names_program_and_build_command(store: Pat
     (missing,) = json.loads(stdout)["missing"]
     assert missing in ("act_quant(hidden=5120)", "topk_sum(hidden=5120, top_k=6)")
     assert missing in stderr
-    assert f"planfreeze build --model ds41 --tp 4 --arch sm_90a --store {store}" in stderr
+    assert (
+        f"planfreeze build --model ds41 --tp 4 --arch sm_90a --capacity 64 --inline-limit 64 --store {store}" in stderr
+    )
 
 
 @pytest.mark.parametrize("folder", ["objects", "records", "plans"])
@@ -257,3 +259,75 @@ def test_the_version_is_the_packages() -> None:
     import planfreeze
 
     assert run("--version")[1].strip() == f"planfreeze {planfreeze.__version__}"
+
+
+def test_a_pin_without_a_digest_is_refused_and_trusts_nothing(store: Path) -> None:
+    store.chmod(0o777)
+    assert run("replay", "--plan", "ds41-tp4-sm_90a", "--store", store)[0] == 4
+    assert run("replay", "--plan", "ds41-tp4-sm_90a@sha256:", "--store", store)[0] == 2
+
+
+def test_a_pinned_plan_survives_the_next_build_of_its_name(store: Path) -> None:
+    root = json.loads(run("build", *MODEL, "--store", store, "--json")[1])["plans"][0]["root"]
+    pinned = ("replay", "--plan", f"ds41-tp4-sm_90a@sha256:{root}", "--store", store)
+    moved = run("build", "--model", "ds41", "--tp", "1", "--arch", "sm_90a", "--capacity", "64", "--store", store)
+    (store / "refs" / "ds41-tp4-sm_90a").write_bytes((store / "refs" / "ds41-tp1-sm_90a").read_bytes())
+    assert moved[0] == 0
+    assert run(*pinned)[0] == 0
+    (store / "refs" / "ds41-tp4-sm_90a").unlink()
+    assert run(*pinned)[0] == 0
+
+
+def test_a_root_digest_alone_proves_an_untrusted_store(store: Path) -> None:
+    root = json.loads(run("build", *MODEL, "--store", store, "--json")[1])["plans"][0]["root"]
+    store.chmod(0o777)
+    assert run("replay", "--plan", root, "--store", store)[0] == 0
+
+
+def test_the_command_in_an_error_carries_options_and_file(tmp_path: Path, store: Path) -> None:
+    model = tmp_path / "my model.toml"
+    model.write_text(
+        'hidden = 256\nintermediate = 128\nexperts = 4\ntop_k = 2\nweight_format = "mxfp4"\nname = "mine"\n'
+    )
+    status, _, stderr = run("replay", "--model", model, "--arch", "sm_90a", "--capacity", "64,128", "--store", store)
+    assert status == 3
+    assert "planfreeze build --model 'my model.toml' --tp 1 --arch sm_90a --capacity 64,128" in stderr
+
+
+def test_a_program_the_plan_lacks_is_told_from_one_the_store_lacks(store: Path) -> None:
+    _, stdout, _ = run("replay", "--model", "ds41", "--tp", "4", "--arch", "sm_90a", "--store", store, "--json")
+    assert all(name.endswith(": not in the frozen plan") for name in json.loads(stdout)["missing"])
+
+
+def test_the_models_usual_ranks_are_the_default() -> None:
+    assert json.loads(run("plan", "--model", "ds41", "--json")[1])["plans"][0]["name"] == "ds41-tp4-sm_120a"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["raise OSError('broken')", "return None", "return [1]", "return payloads"],
+)
+def test_a_bad_enumerator_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    name = f"enumerator_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(f"def programs(model, *, tp, target, options):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = tmp_path / "model.toml"
+    fields = 'hidden = 256\nintermediate = 128\nexperts = 4\ntop_k = 2\nweight_format = "mxfp4"\n'
+    model.write_text(f'{fields}programs = "{name}:programs"\n')
+    status, _, stderr = run("plan", "--model", model, "--arch", "sm_90a")
+    assert status == 2
+    assert f"{name}:programs" in stderr
+
+
+def test_a_result_that_cannot_be_written_exits_6() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "planfreeze", "plan", *MODEL], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 6
+    assert b"standard output" in done.stderr
+
+
+def test_text_that_looks_like_markup_is_shown_as_it_is(store: Path) -> None:
+    from planfreeze.reports import print_table
+
+    assert run("explain", "topk_sum", "hidden=[/b]", "top_k=6", "--store", store)[0] == 2
+    print_table("[/b]", ("[bold]",), (("[build]",),))

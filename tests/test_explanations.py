@@ -69,14 +69,14 @@ def test_description_names_every_differing_field_with_both_values_and_the_comman
 
 def test_stored_program_is_explained_by_its_key(ask, built):
     found = ask("toys.families:add", "block=64")
-    key = built.report.outcomes[0].program.key
+    key = built.keyed[0].key
     assert (found.key, found.is_stored, found.nearest) == (key.digest, True, "")
     assert (found.payload, found.arch) == (built.plan.payloads[0], "sm_90a")
     assert [label for label, _ in found.labels] == [label for label, _ in key.parts]
 
 
 def test_labels_are_text_where_they_are_and_else_a_digest(ask, built):
-    parts = dict(built.report.outcomes[0].program.key.parts)
+    parts = dict(built.keyed[0].key.parts)
     labels = dict(ask("toys.families:add", "block=64").labels)
     assert labels["arch"] == "sm_90a" and labels["family"] == "toys.families:add 1"
     assert labels["sources"] == parts["sources"].decode()
@@ -86,18 +86,20 @@ def test_labels_are_text_where_they_are_and_else_a_digest(ask, built):
     assert labels["options"] == hashlib.sha256(b"").hexdigest(), "nothing is no text"
 
 
-def test_program_that_is_not_stored_is_explained_by_its_neighbour(ask):
+def test_program_that_is_not_stored_is_explained_by_its_neighbour(ask, built):
     found = ask("toys.families:add", "block=128")
     assert not found.is_stored and len(found.key) == 64
     assert found.nearest == (
-        "The nearest program of toys_add differs in block: 64 -> 128. Run: planfreeze build --arch sm_90a"
+        "The nearest program of toys_add differs in block: 64 -> 128. "
+        f"Run: planfreeze build --model MODEL --arch sm_90a --store {built.store.path}"
     )
 
 
 def test_programs_of_another_arch_are_not_near(ask):
     found = ask("toys.families:add", "block=64", arch="sm_120a")
     assert not found.is_stored
-    assert found.nearest == "No program of toys_add is there. Run: planfreeze build --arch sm_120a"
+    assert found.nearest.startswith("No program of toys_add is there. Run: planfreeze build ")
+    assert " --arch sm_120a " in found.nearest
 
 
 def test_program_is_found_without_its_compiler(ask, built, monkeypatch):
@@ -216,5 +218,5 @@ def test_family_that_ships_with_planfreeze_is_found_by_its_short_name(ask, name,
 def test_program_that_is_stored_under_another_key_is_said_to_be(ask, built, toys, monkeypatch):
     monkeypatch.setattr(explanations, "load_family", lambda reference: replace(toys.families.add, version=2))
     found = ask("toys.families:add", "block=64")
-    assert not found.is_stored and found.key != built.report.outcomes[0].program.key.digest
+    assert not found.is_stored and found.key != built.keyed[0].key.digest
     assert found.nearest.startswith("It is there as it was made from other kernel text or by another compiler. Run: ")

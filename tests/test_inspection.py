@@ -18,13 +18,13 @@ def programs(built):
     """Name, cubin, definition, launch facts and target of the two built programs."""
     return [
         (
-            outcome.program.name,
+            program.name,
             built.store.get_blob(outcome.record.blob),
-            outcome.program.definition,
+            program.definition,
             outcome.record.launch,
-            outcome.program.target,
+            program.target,
         )
-        for outcome in built.report.outcomes
+        for program, outcome in zip(built.keyed, built.report.outcomes, strict=True)
     ]
 
 

@@ -157,7 +157,7 @@ def test_no_two_lists_of_parts_run_together_alike():
 KEYS = """
 import sys
 from pathlib import Path
-from planfreeze.builds import key_plan
+from planfreeze.keyed import key_plan
 from planfreeze.plans import Plan
 from planfreeze.target import target
 from toys.families import AddPayload, CopyPayload
@@ -190,7 +190,7 @@ def append(path: Path, text: str) -> None:
 
 
 def test_key_in_another_process_is_the_one_of_this_process(key_toys, built):
-    assert key_toys() == [outcome.program.key.digest for outcome in built.report.outcomes]
+    assert key_toys() == [program.key.digest for program in built.keyed]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_key_in_another_process_is_the_one_of_this_process(key_toys, built):
     ids=["hash seed", "user and machine", "triton", "cute", "cuda"],
 )
 def test_key_does_not_depend_on_the_callers_environment(key_toys, built, environment):
-    assert key_toys(**environment) == [outcome.program.key.digest for outcome in built.report.outcomes]
+    assert key_toys(**environment) == [program.key.digest for program in built.keyed]
 
 
 def test_key_does_not_depend_on_place_time_or_unrelated_text(key_toys, built, checkout):
@@ -219,7 +219,7 @@ def test_key_does_not_depend_on_place_time_or_unrelated_text(key_toys, built, ch
     (checkout / "toys" / "new.py").write_text("import nothing_of_that_name\n")
     for path in checkout.rglob("*.py"):
         os.utime(path, (1, 1))
-    assert key_toys(checkout) == [outcome.program.key.digest for outcome in built.report.outcomes]
+    assert key_toys(checkout) == [program.key.digest for program in built.keyed]
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_key_depends_on_the_text_of_its_kernel_and_of_all_that_the_kernel_import
     key_toys, built, checkout, module, text, changed
 ):
     append(checkout / "toys" / f"{module}.py", text)
-    before = [outcome.program.key.digest for outcome in built.report.outcomes]
+    before = [program.key.digest for program in built.keyed]
     assert [a != b for a, b in zip(before, key_toys(checkout), strict=True)] == changed
 
 
 def test_key_does_not_depend_on_the_framework_itself(built):
-    for outcome in built.report.outcomes:
-        modules = [name for name, _ in outcome.program.sources.modules]
+    for program in built.keyed:
+        modules = [name for name, _ in program.sources.modules]
         assert [name for name in modules if name.startswith("planfreeze.") and ".kernels." not in name] == []
         assert "toys.families" in modules
 

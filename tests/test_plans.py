@@ -27,9 +27,10 @@ PLAN = FrozenPlan(
     model="ds41",
     tp=4,
     arch="sm_90a",
+    options=("--capacity", "8,64"),
     families=(
-        PlanFamily(reference="toys.families:add", version=1, sources=Sources((("toys.families", "aa" * 32),))),
-        PlanFamily(reference="toys.families:copy", version=2, sources=Sources(())),
+        PlanFamily(reference="toys.families:add", sources=Sources((("toys.families", "aa" * 32),))),
+        PlanFamily(reference="toys.families:copy", sources=Sources(())),
     ),
     entries=(
         PlanEntry(
@@ -44,7 +45,7 @@ PLAN = FrozenPlan(
 )
 DATA = PLAN.encode()
 PARTS = msgpack.unpackb(DATA)
-ROOT = "fc60e22b92108cf0f11eedc8515591a5343a0c9f8796e601e5846363ae9f976a"
+ROOT = "41e6c46f650e2f05b86eaec672c10fc9a6eb35fe57cd80b6e84315d298cbeb5b"
 
 
 def test_root_digest_is_golden_and_the_sha256_of_the_bytes():
@@ -60,7 +61,8 @@ def test_encoding_spells_out_every_part():
                 "ds41",
                 4,
                 "sm_90a",
-                [["toys.families:add", 1, [["toys.families", "aa" * 32]]], ["toys.families:copy", 2, []]],
+                ["--capacity", "8,64"],
+                [["toys.families:add", [["toys.families", "aa" * 32]]], ["toys.families:copy", []]],
                 [
                     [
                         "toys.families:add",
@@ -93,8 +95,8 @@ ROOT_DIFFERS_ON = {
     "model": replace(PLAN, model="ds42"),
     "tp": replace(PLAN, tp=5),
     "arch": replace(PLAN, arch="sm_120a"),
+    "options": replace(PLAN, options=("--capacity", "8")),
     "family reference": with_family(reference="toys.families:adds"),
-    "family version": with_family(version=2),
     "name of a module": with_family(sources=Sources((("toys.family", "aa" * 32),))),
     "text of a module": with_family(sources=Sources((("toys.families", "ab" * 32),))),
     "a family less": replace(PLAN, families=PLAN.families[:1]),
@@ -183,16 +185,16 @@ DAMAGED = {
             (2,): [None, 5, b"ds41", ["ds41"]],
             (3,): [None, "4", True, 4.0],
             (4,): [None, 90],
-            (5,): [None, 5, "families", [5], [["a", 1]], [["a", 1, []], 1]],
-            (5, 0, 0): [None, 1],
-            (5, 0, 1): [None, "1", True],
-            (5, 0, 2): [None, 5, "ab", ["ab", 1], [["toys.families"]], [["toys.families", None]], [[1, "a"]]],
-            (6,): [None, 5, "entries", [5], [[]]],
+            (5,): [None, 5, ["--capacity"], ["--capacity", 8]],
+            (6,): [None, 5, "families", [5], [["a"]], [["a", []], 1]],
             (6, 0, 0): [None, 1],
-            (6, 0, 1): [None, 5, "ab", ["ab", 1], [["block"]], [[1, 64]], {"block": 64}],
-            (6, 0, 2): [None, b"0" * 64],
-            (6, 0, 3): [None, 1],
-            (6, 1, 4): [None, []],
+            (6, 0, 1): [None, 5, "ab", ["ab", 1], [["toys.families"]], [["toys.families", None]], [[1, "a"]]],
+            (7,): [None, 5, "entries", [5], [[]]],
+            (7, 0, 0): [None, 1],
+            (7, 0, 1): [None, 5, "ab", ["ab", 1], [["block"]], [[1, 64]], {"block": 64}],
+            (7, 0, 2): [None, b"0" * 64],
+            (7, 0, 3): [None, 1],
+            (7, 1, 4): [None, []],
         }.items()
         for value in values
     },
@@ -217,14 +219,19 @@ def test_plan_of_a_later_format_is_refused_by_both_formats(parts):
     ("model", "tp", "arch"), [("ds41", 4, "sm_90a"), ("a-b.c-tp2", 16, "sm_120a"), ("x-tp1-sm_90a", 1, "sm_90a")]
 )
 def test_name_of_a_plan_leads_back_to_the_command_that_builds_it(model, tp, arch):
-    plan = replace(PLAN, model=model, tp=tp, arch=arch)
+    plan = replace(PLAN, model=model, tp=tp, arch=arch, options=())
     assert plan.name == f"{model}-tp{tp}-{arch}"
     assert build_arguments(plan.name) == ("--model", model, "--tp", str(tp), "--arch", arch)
     assert (
         plan.build_command
-        == build_command(model, tp, arch)
+        == build_command(model, tp, arch, ())
         == f"planfreeze build --model {model} --tp {tp} --arch {arch}"
     )
+
+
+def test_options_of_a_plan_are_part_of_the_command_that_builds_it():
+    plan = replace(PLAN, options=("--model", "my model.toml", "--capacity", "8,64"))
+    assert plan.build_command == "planfreeze build --model 'my model.toml' --tp 4 --arch sm_90a --capacity 8,64"
 
 
 @pytest.mark.parametrize(
@@ -255,10 +262,9 @@ def test_frozen_families_merge_the_modules_of_their_programs(toys):
         ]
     )
     assert frozen == (
-        PlanFamily(reference="toys.families:add", version=1, sources=Sources((("a", "0" * 64),))),
+        PlanFamily(reference="toys.families:add", sources=Sources((("a", "0" * 64),))),
         PlanFamily(
             reference="toys.families:copy",
-            version=1,
             sources=Sources((("a", "0" * 64), ("b", "1" * 64), ("c", "2" * 64))),
         ),
     )

@@ -61,17 +61,14 @@ def expand(payload: ExpandPayload, target: Target) -> Definition:
     """Arguments ``storage, native, tiles``; eight tiles per block, ``tiles`` is those of all experts."""
     geometry, experts = payload.geometry, payload.experts
 
-    def native_elements(scalars: Scalars) -> int:
-        return geometry.native_bytes(max(experts, -(-scalars["tiles"] // geometry.tiles)))
-
     def grid(scalars: Scalars, resident_blocks: int) -> Grid:
         return (-(-scalars["tiles"] // BLOCK_TILES), 1, 1)
 
     return Definition(
         arguments=(
             pointer("storage", "u8", lambda scalars: geometry.inline_bytes(experts)),
-            pointer("native", "u8", native_elements),
-            scalar("tiles"),
+            pointer("native", "u8", lambda scalars: geometry.native_bytes(experts)),
+            scalar("tiles", maximum=experts * geometry.tiles),
         ),
         source=TritonSource(
             kernel="planfreeze.kernels.scales.expand_triton:expand_kernel",

@@ -7,7 +7,9 @@ __all__ = [
     "InvalidCapacity",
     "InvalidInlineLimit",
     "InvalidPayload",
+    "InvalidPlanReference",
     "InvalidSetting",
+    "OutputUnwritable",
     "UnavailableArm",
     "UnknownArch",
     "UnknownArm",
@@ -174,4 +176,36 @@ class UnknownIdType(PlanfreezeError):
         return (
             f"{self.id_type!r} is not a type of routing ids.{hint} Kernels are compiled per type. Use "
             f"--ids with one or more of: {', '.join(self.known)}"
+        )
+
+
+class InvalidPlanReference(PlanfreezeError):
+    """A frozen plan is asked for by something that names none."""
+
+    exit_code = 2
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(reference)
+        self.reference = reference
+
+    def __str__(self) -> str:
+        return (
+            f"{self.reference!r} does not name a frozen plan. A pin that is no digest would prove nothing. Use NAME, "
+            f"or NAME@sha256:ROOT with the 64 digits that the build printed"
+        )
+
+
+class OutputUnwritable(PlanfreezeError):
+    """The result cannot be written to standard output."""
+
+    exit_code = 6
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"standard output cannot be written: {self.reason}. What the command did is done, its result is not shown. "
+            f"Run it again with somewhere to write to"
         )

@@ -129,7 +129,7 @@ class WrongArch(PlanfreezeError):
     def __str__(self) -> str:
         return (
             f"{self.program} is made for {self.found}, not for {self.expected}. The driver would refuse it at the "
-            f"first launch. Run: planfreeze build --arch {self.expected}"
+            f"first launch. Build the plan again: it compiles the program for {self.expected} and puts this one aside"
         )
 
 

@@ -12,8 +12,11 @@ __all__ = [
     "LaunchFailed",
     "MissingPrograms",
     "PlanMissing",
+    "PlansDisagree",
     "SessionState",
     "UnplannedProgram",
+    "UnsupportedDevice",
+    "WrongDevice",
 ]
 
 
@@ -176,3 +179,53 @@ class LaunchFailed(PlanfreezeError):
 
     def __str__(self) -> str:
         return f"{self.program}: the driver says {self.reason}. Nothing ran. See: planfreeze replay --device"
+
+
+class PlansDisagree(PlanfreezeError):
+    """Two plans of one session have different cubins for one payload."""
+
+    exit_code = 3
+
+    def __init__(self, program: str, plan: str, arch: str) -> None:
+        super().__init__(program, plan, arch)
+        self.program, self.plan, self.arch = program, plan, arch
+
+    def __str__(self) -> str:
+        return (
+            f"{self.program} has another cubin in {self.plan} than in a plan prepared before, for {self.arch}. "
+            f"A session resolves a payload to one program. Build both plans with one toolchain and architecture"
+        )
+
+
+class WrongDevice(PlanfreezeError):
+    """A program was made for another architecture than the device's."""
+
+    exit_code = 6
+
+    def __init__(self, program: str, arch: str, device: str, capability: tuple[int, int]) -> None:
+        super().__init__(program, arch, device, capability)
+        self.program, self.arch, self.device, self.capability = program, arch, device, capability
+
+    def __str__(self) -> str:
+        return (
+            f"{self.program} is made for {self.arch}; the device is {self.device}, of compute capability "
+            f"{self.capability[0]}.{self.capability[1]}. The driver would refuse it. Prepare the plan of the device's "
+            f"architecture, or choose another device"
+        )
+
+
+class UnsupportedDevice(PlanfreezeError):
+    """The current device is not of an architecture planfreeze compiles for."""
+
+    exit_code = 6
+
+    def __init__(self, capability: tuple[int, int], archs: tuple[str, ...]) -> None:
+        super().__init__(capability, archs)
+        self.capability, self.archs = capability, archs
+
+    def __str__(self) -> str:
+        return (
+            f"the device here has compute capability {self.capability[0]}.{self.capability[1]}, which planfreeze "
+            f"does not compile for. A plan for another architecture has to be asked for. Add --arch with one of: "
+            f"{', '.join(self.archs)}"
+        )

@@ -30,7 +30,7 @@ class InvalidEntryName(PlanfreezeError, ValueError):
     def __str__(self) -> str:
         return (
             f"{self.name!r} is no {self.kind}: expected {self.expected}. Names become paths in the store, so "
-            f"no other form is taken. List what is there: planfreeze ls"
+            f"no other form is taken. A build prints the names it gives"
         )
 
 
@@ -158,7 +158,7 @@ class UntrustedStore(PlanfreezeError):
     def __str__(self) -> str:
         return (
             f"store {self.store} is not trusted: {self.reason}. Its programs run with this process's rights "
-            f"and no root digest is pinned. Pin it: export PLANFREEZE_PLAN=NAME@sha256:ROOT"
+            f"and no root digest is pinned. Ask for the plan as NAME@sha256:ROOT, or add --trust-store"
         )
 
 

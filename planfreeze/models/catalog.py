@@ -53,9 +53,12 @@ def load_model(source: str) -> Model:
         text = (files("planfreeze.models") / f"{source}.toml").read_text(encoding="utf-8")
         return check_model(tomllib.loads(text), path=f"{source}.toml", name=source)
     path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        is_file = path.is_file()
+    except OSError:  # such as a name longer than the file system takes
+        is_file = False
+    if not is_file:
         near = next(iter(difflib.get_close_matches(source, names, 1)), None)
         raise UnknownModel(source, names, near)
     if path.suffix == ".toml":

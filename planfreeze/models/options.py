@@ -7,6 +7,7 @@ from typing import Literal
 
 from planfreeze.errors import InvalidCapacity, InvalidInlineLimit, UnknownArm, UnknownIdType
 from planfreeze.models.model import ID_TYPES, MAX_COUNT, IdType, Model
+from planfreeze.settings import Settings
 
 __all__ = ["ARMS", "Arm", "PlanOptions", "parse_options"]
 
@@ -64,6 +65,14 @@ class PlanOptions:
             object.__setattr__(self, "arms", merge_arms(self.arms))
         if self.id_types is not None:
             object.__setattr__(self, "id_types", merge_id_types(self.id_types))
+
+    def to_arguments(self) -> tuple[str, ...]:
+        """Return what differs from the defaults as arguments of the command line."""
+        lists = {"--capacity": self.capacities, "--arms": self.arms, "--ids": self.id_types}
+        stated = {name: ",".join(map(str, values)) for name, values in lists.items() if values is not None}
+        if self.inline_limit != Settings().csf_inline_max_tokens:
+            stated["--inline-limit"] = str(self.inline_limit)
+        return tuple(part for pair in stated.items() for part in pair)
 
     def capacities_for(self, model: Model) -> tuple[int, ...]:
         """Return the capacities to plan for, ascending."""

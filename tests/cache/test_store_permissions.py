@@ -176,9 +176,9 @@ def test_modes_follow_the_umask(tmp_path: Path, umask: int) -> None:
         assert path.stat().st_mode & 0o777 == expected, path
 
 
-def distrust(path: Path, *, is_group_allowed: bool = False) -> str | None:
+def distrust(path: Path) -> str | None:
     try:
-        Store.open(path).check_trust(is_group_allowed=is_group_allowed)
+        Store.open(path).check_trust()
     except UntrustedStore as error:
         assert error.exit_code == 4
         return error.reason
@@ -191,14 +191,25 @@ def test_a_users_own_store_is_trusted(open_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [".", "objects", "refs", "plans"])
-@pytest.mark.parametrize(("mode", "is_group_bit"), [(0o777, False), (0o1777, False), (0o775, True), (0o2775, True)])
-def test_a_store_others_can_write_is_not_trusted(open_path: Path, place: str, mode: int, is_group_bit: bool) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_store_others_can_write_is_not_trusted(open_path: Path, place: str, mode: int) -> None:
     path = open_path / "store"
     fill(path)
     (path / place).chmod(mode)
     assert "can be written by others" in str(distrust(path))
-    assert (distrust(path, is_group_allowed=True) is None) == is_group_bit
     Store.open(path, is_trusted=True).check_trust()
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o775, 0o2775])
+def test_a_store_its_group_can_write_is_trusted_only_when_the_user_is_alone_in_it(open_path: Path, mode: int) -> None:
+    path = open_path / "store"
+    fill(path)
+    path.chmod(mode)
+    assert distrust(path) is None
+    os.chown(path, -1, 54321)
+    path.chmod(mode)
+    assert "can be written by others" in str(distrust(path))
 
 
 def test_a_store_below_a_folder_others_can_write_is_not_trusted(open_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Keyed programs: what a build is about to make, each with its key and the text it stands for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from planfreeze.errors import SourceUnreadable, UnparsableSource
+from planfreeze.family import Definition, Family
+from planfreeze.key import Key, dialect_of, make_key, source_roots
+from planfreeze.payload import Payload
+from planfreeze.plans import Plan
+from planfreeze.resolve import program_name
+from planfreeze.sources import Sources, read_sources
+from planfreeze.target import Target
+from planfreeze.toolchain import Toolchain, find_toolchain
+
+__all__ = ["KeyedProgram", "UnkeyedProgram", "key_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedProgram:
+    """A planned program with its key and the text it stands for."""
+
+    family: Family
+    payload: Payload
+    definition: Definition
+    target: Target
+    sources: Sources
+    key: Key
+
+    @property
+    def name(self) -> str:
+        """The program as people read it."""
+        return program_name(self.payload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnkeyedProgram:
+    """A planned program that has no key, since its kernel's text cannot be read."""
+
+    payload: Payload
+    target: Target
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The program as people read it."""
+        return program_name(self.payload)
+
+
+def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgram, ...]:
+    """Key every program of a plan, in planned order.
+
+    Parameters
+    ----------
+    toolchains : Path
+        Directory that remembers compiler fingerprints.
+
+    Raises
+    ------
+    CompilerMissing, ToolchainUnreadable
+        A compiler whose fingerprint the keys need is not installed, or not whole.
+    """
+    installed: dict[str, Toolchain] = {}
+    read: dict[tuple[str, str], Sources] = {}
+    keyed: list[KeyedProgram | UnkeyedProgram] = []
+    for family, payload in plan.programs:
+        definition = family.define(payload, plan.target)
+        dialect, roots = dialect_of(definition), source_roots(family, definition)
+        if dialect not in installed:
+            installed[dialect] = find_toolchain(dialect, toolchains)
+        try:
+            sources = read.setdefault(roots, read.get(roots) or read_sources(roots))
+        except (SourceUnreadable, UnparsableSource) as error:
+            keyed.append(UnkeyedProgram(payload=payload, target=plan.target, reason=str(error)))
+            continue
+        keyed.append(
+            KeyedProgram(
+                family=family,
+                payload=payload,
+                definition=definition,
+                target=plan.target,
+                sources=sources,
+                key=make_key(family, payload, definition, plan.target, sources, installed[dialect]),
+            )
+        )
+    return tuple(keyed)

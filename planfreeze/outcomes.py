@@ -1,0 +1,134 @@
+"""Outcomes: one program of a build, found in the store or compiled and published."""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from planfreeze.cache.digest import digest_of
+from planfreeze.cache.store import Store
+from planfreeze.compilers import CompiledProgram
+from planfreeze.errors import (
+    CompileFailed,
+    DamagedEntry,
+    DamagedRecord,
+    InvalidCubin,
+    MissingEntry,
+    UnexpectedCubin,
+    WrongArch,
+)
+from planfreeze.inspection import inspect_cubin
+from planfreeze.keyed import KeyedProgram, UnkeyedProgram
+from planfreeze.record import ProgramRecord
+from planfreeze.workers import Task, Worker
+
+__all__ = ["Outcome", "compile_program", "find_stored"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one program: its record, or the reason there is none.
+
+    Parameters
+    ----------
+    program : KeyedProgram or UnkeyedProgram
+        The program; without a key when its text cannot be read.
+    seconds : float
+        Time the compile took.
+    record_digest : str
+        Digest of the record; empty where there is none.
+    size_bytes : int
+        Size of the cubin.
+    """
+
+    program: KeyedProgram | UnkeyedProgram
+    status: Literal["compiled", "reused", "failed"]
+    seconds: float = 0.0
+    record: ProgramRecord | None = None
+    record_digest: str = ""
+    size_bytes: int = 0
+    reason: str = ""
+
+
+def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:
+    """Return the outcome of a program whose record and cubin are whole in the store.
+
+    Anything else counts as missing: it is compiled again, and publishing it puts the damaged entry aside. A whole
+    record that is none of this program is put aside here, since the store cannot tell.
+    """
+    try:
+        encoded = store.get_record(program.key.digest)
+        record = ProgramRecord.decode(encoded)
+        if (record.arch, record.payload) != (program.target.arch, program.payload.encode()):
+            raise DamagedRecord("it is another program's")
+        cubin = store.get_blob(record.blob)
+        inspect_cubin(program.name, cubin, program.definition, record.launch, program.target)
+    except (MissingEntry, DamagedEntry):
+        return None
+    except (DamagedRecord, InvalidCubin, UnexpectedCubin, WrongArch) as error:
+        store.quarantine("record", program.key.digest, str(error))
+        return None
+    return Outcome(
+        program=program,
+        status="reused",
+        record=record,
+        record_digest=digest_of(encoded),
+        size_bytes=len(cubin),
+    )
+
+
+def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outcome:
+    """Compile one program and publish it: the cubin first, its record last."""
+    task = Task(program.family.reference, program.payload, program.target, program.sources)
+    started = time.monotonic()
+    try:
+        compiled = worker.compile(task)
+        record = make_record(program, compiled)
+    except (CompileFailed, InvalidCubin, UnexpectedCubin, WrongArch) as error:
+        return Outcome(program=program, status="failed", seconds=time.monotonic() - started, reason=str(error))
+    seconds = time.monotonic() - started
+    store.put_blob(compiled.cubin)
+    published = store.put_record(program.key.digest, record.encode())
+    if published.outcome == "different":
+        reason = f"record {published.offered} differs from {published.digest}, stored for the same inputs"
+        return Outcome(program=program, status="failed", seconds=seconds, reason=f"not reproducible: {reason}")
+    store.put_note(program.key.digest, describe_compile(program, seconds))
+    return Outcome(
+        program=program,
+        status="compiled",
+        seconds=seconds,
+        record=record,
+        record_digest=published.digest,
+        size_bytes=len(compiled.cubin),
+    )
+
+
+def make_record(program: KeyedProgram, compiled: CompiledProgram) -> ProgramRecord:
+    """Make the record of a compiled program from its definition and its own bytes."""
+    kernel = inspect_cubin(program.name, compiled.cubin, program.definition, compiled.launch, program.target)
+    return ProgramRecord(
+        family=program.family.reference,
+        arch=program.target.arch,
+        blob=digest_of(compiled.cubin),
+        symbol=kernel.symbol,
+        payload=program.payload.encode(),
+        launch=compiled.launch,
+        parameter_bytes=kernel.parameter_sizes,
+        registers=kernel.registers,
+        stack_bytes=kernel.stack_bytes,
+        static_shared_bytes=kernel.shared_bytes,
+    )
+
+
+def describe_compile(program: KeyedProgram, seconds: float) -> bytes:
+    """Return where a program came from, for people: JSON that nothing depends on."""
+    labels = dict(program.key.parts)
+    note = {
+        "program": program.name,
+        "arch": program.target.arch,
+        "toolchain": labels["toolchain"].decode(),
+        "seconds": round(seconds, 3),
+        "python": sys.version.split()[0],
+    }
+    return json.dumps(note).encode()
