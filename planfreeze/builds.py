@@ -15,7 +15,7 @@ __all__ = ["BuildReport", "build_plans"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """Outcomes in planned order, those of unreadable kernels last, and the frozen plans of the targets that are complete."""
+    """Outcomes in planned order, those of unreadable kernels last; frozen plans of the targets that are complete."""
 
     outcomes: tuple[Outcome, ...]
     plans: tuple[FrozenPlan, ...]

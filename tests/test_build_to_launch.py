@@ -23,7 +23,12 @@ top_k = 2
 weight_format = "mxfp4_csf"
 capacities = [8, 2048]
 """
-PROGRAMS = ["act_quant", "micro_fc1", "micro_fc1", "expand", "expand", "topk_sum"]
+PROGRAMS = [
+    "act_quant",
+    *("micro_fc1", "micro_fc1", "micro_act", "micro_act", "micro_fc2", "micro_fc2"),
+    *("expand", "expand"),
+    "topk_sum",
+]
 
 
 def planfreeze_json(*arguments: str) -> dict:
@@ -49,7 +54,7 @@ def store(model: Path) -> Path:
     path = model.parent / "store"
     arguments = ("--model", str(model), "--arch", "sm_90a", "--arch", "sm_120a", "--store", str(path))
     built = planfreeze_json("build", *arguments)
-    assert (built["compiled"], built["reused"], built["failed"]) == (12, 0, [])
+    assert (built["compiled"], built["reused"], built["failed"]) == (20, 0, [])
     return path
 
 
@@ -61,7 +66,7 @@ def test_a_plan_lists_programs_from_geometry_alone(model: Path) -> None:
 def test_a_build_freezes_one_plan_per_architecture_and_then_finds_nothing_missing(model: Path, store: Path) -> None:
     arguments = ("--model", str(model), "--arch", "sm_90a", "--arch", "sm_120a", "--store", str(store))
     again = planfreeze_json("build", *arguments)
-    assert (again["compiled"], again["reused"], again["failed"]) == (0, 12, [])
+    assert (again["compiled"], again["reused"], again["failed"]) == (0, 20, [])
     assert [plan["name"] for plan in again["plans"]] == ["tiny-tp1-sm_90a", "tiny-tp1-sm_120a"]
 
 

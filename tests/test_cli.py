@@ -107,7 +107,7 @@ def test_an_expert_configuration_without_arch_plans_for_the_default_one(tmp_path
     )
     status, stdout, stderr = run("plan", "--model", config, "--tp", "4", "--json")
     assert status == 0, stderr
-    assert len(json.loads(stdout)["plans"][0]["programs"]) == 4
+    assert len(json.loads(stdout)["plans"][0]["programs"]) == 8
 
 
 def test_a_built_plan_replays(store: Path) -> None:

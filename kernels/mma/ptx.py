@@ -87,6 +87,14 @@ def load_shared(address, *, loc=None, ip=None):
 
 
 @dsl_user_op
+def load_shared_half(address, *, loc=None, ip=None):
+    """Load 16 bits, with zeros above them."""
+    text = "{\n.reg .b16 half;\nld.shared.b16 half, [$1];\ncvt.u32.u16 $0, half;\n}"
+    (word,) = emit([T.i32()], [address], text, "=r,r,~{memory}", loc=loc, ip=ip)
+    return Uint32(word)
+
+
+@dsl_user_op
 def load_shared_x4(address, *, loc=None, ip=None):
     """Load four 32-bit words from a 16-byte aligned address."""
     text = "ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];"
@@ -137,6 +145,14 @@ def load_global_f32(address, *, loc=None, ip=None):
 
 
 @dsl_user_op
+def load_global_x2(address, *, loc=None, ip=None):
+    """Load two 32-bit words from an 8-byte aligned address that no thread of this launch writes."""
+    text = "ld.global.nc.v2.u32 {$0,$1}, [$2];"
+    words = emit([T.i32()] * 2, [address], text, "=r,=r,l", loc=loc, ip=ip)
+    return tuple(Uint32(word) for word in words)
+
+
+@dsl_user_op
 def load_global_x4(address, *, loc=None, ip=None):
     """Load four 32-bit words from a 16-byte aligned address that no thread of this launch writes."""
     text = "ld.global.nc.v4.u32 {$0,$1,$2,$3}, [$4];"
@@ -149,6 +165,13 @@ def store_global_bf16(address, value, *, loc=None, ip=None):
     """Round an fp32 value to bf16 (nearest even) and store it."""
     text = "{\n.reg .b16 half;\ncvt.rn.bf16.f32 half, $1;\nst.global.b16 [$0], half;\n}"
     emit([], [address, value], text, "l,f,~{memory}", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_global_half(address, word, *, loc=None, ip=None):
+    """Store the low 16 bits of a word."""
+    text = "{\n.reg .b16 half;\ncvt.u16.u32 half, $1;\nst.global.b16 [$0], half;\n}"
+    emit([], [address, word], text, "l,r,~{memory}", loc=loc, ip=ip)
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------------
@@ -168,10 +191,57 @@ def mul_rn(a, b, *, loc=None, ip=None):
 
 
 @dsl_user_op
+def add_rn(a, b, *, loc=None, ip=None):
+    """Add fp32 values; never contracted into an fma."""
+    text = "add.rn.f32 $0, $1, $2;"
+    return Float32(emit([T.f32()], [a, b], text, "=f,f,f", is_volatile=False, loc=loc, ip=ip)[0])
+
+
+@dsl_user_op
 def fma_rn(a, b, c, *, loc=None, ip=None):
     """Compute ``a * b + c`` in fp32 with one rounding."""
     text = "fma.rn.f32 $0, $1, $2, $3;"
     return Float32(emit([T.f32()], [a, b, c], text, "=f,f,f,f", is_volatile=False, loc=loc, ip=ip)[0])
+
+
+@dsl_user_op
+def negate(a, *, loc=None, ip=None):
+    """Return ``-a``."""
+    return Float32(emit([T.f32()], [a], "neg.f32 $0, $1;", "=f,f", is_volatile=False, loc=loc, ip=ip)[0])
+
+
+@dsl_user_op
+def min_nan(a, b, *, loc=None, ip=None):
+    """Return the smaller fp32 value, NaN if one is NaN."""
+    text = "min.NaN.f32 $0, $1, $2;"
+    return Float32(emit([T.f32()], [a, b], text, "=f,f,f", is_volatile=False, loc=loc, ip=ip)[0])
+
+
+@dsl_user_op
+def max_nan(a, b, *, loc=None, ip=None):
+    """Return the larger fp32 value, NaN if one is NaN."""
+    text = "max.NaN.f32 $0, $1, $2;"
+    return Float32(emit([T.f32()], [a, b], text, "=f,f,f", is_volatile=False, loc=loc, ip=ip)[0])
+
+
+@dsl_user_op
+def reciprocal(a, *, loc=None, ip=None):
+    """Return ``1 / a`` in fp32, rounded to nearest."""
+    return Float32(emit([T.f32()], [a], "rcp.rn.f32 $0, $1;", "=f,f", is_volatile=False, loc=loc, ip=ip)[0])
+
+
+@dsl_user_op
+def reciprocal_approximate(a, *, loc=None, ip=None):
+    """Return ``1 / a`` in fp32 within 1 ulp, subnormals flushed (PTX ISA, rcp.approx)."""
+    text = "rcp.approx.ftz.f32 $0, $1;"
+    return Float32(emit([T.f32()], [a], text, "=f,f", is_volatile=False, loc=loc, ip=ip)[0])
+
+
+@dsl_user_op
+def power_of_two_approximate(a, *, loc=None, ip=None):
+    """Return ``2^a`` in fp32 to about 22 bits, subnormals flushed (PTX ISA, ex2.approx)."""
+    text = "ex2.approx.ftz.f32 $0, $1;"
+    return Float32(emit([T.f32()], [a], text, "=f,f", is_volatile=False, loc=loc, ip=ip)[0])
 
 
 @dsl_user_op

@@ -1,18 +1,20 @@
-"""Staging of first-projection scales on sm_90a: 64 up rows and the same 64 gate rows a stage, native or inline.
+"""Staging of weight scales on sm_90a, native or inline.
 
-Both storages have the same methods, so that a kernel is written once: ``locate`` finds a task's scales, ``copy``
-starts the copies of one step, ``rebuild`` turns what has landed into the fp32 plane. ``addresses`` are the kernel's
-scale parameters.
+Halves are those of the first projection, 64 up rows and the same 64 gate rows a stage; Rows those of the second, 128
+rows of one group. Both storages have the same methods, so that a kernel is written once: ``locate`` finds a task's
+scales, ``copy`` starts the copies of one step, ``rebuild`` turns what has landed into the fp32 plane. ``addresses`` are
+the kernel's scale parameters.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_native
-from planfreeze.kernels.mma.stage_sm_90a import BASE_BYTES, NATIVE_SCALE_BYTES, TILE_BLOCK_BYTES, Pipeline
+from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_inline_rows, rebuild_native, rebuild_native_tail
+from planfreeze.kernels.mma.stage_sm_90a import BASE_BYTES, NATIVE_SCALE_BYTES, ROWS, TILE_BLOCK_BYTES, Pipeline
 
-__all__ = ["InlineHalves", "NativeHalves"]
+__all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
 
 
 class NativeHalves:
@@ -110,3 +112,88 @@ class InlineHalves:
         """Write the fp32 plane of a stage."""
         staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
         rebuild_inline(lane, half, bases, staged, addresses[2], scales)
+
+
+class NativeRows:
+    """Scales of 128-row tiles from the native plane: scale words, or half words where two columns are left.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The stages they are staged in.
+    intermediate : int
+        K of the projection, whose one row group is made of whole tiles.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, intermediate: int) -> None:
+        self.pipeline = pipeline
+        self.row_block_bytes = ROWS * intermediate // 32
+        self.last_step = -(-intermediate // 128) - 1
+        self.has_tail = intermediate % 128 != 0
+
+    def locate(self, addresses, row_block):
+        """Return the address of the first words of a row block, Int64."""
+        return addresses[0] + row_block * self.row_block_bytes
+
+    def copy(self, stage, addresses, source, row_block, step):
+        """Start the copy of one step of a row block; ``landed`` completes when it has arrived."""
+        landed = stage + self.pipeline.landed
+        size_bytes = cutlass.min(Int32(NATIVE_SCALE_BYTES), Int32(self.row_block_bytes) - step * NATIVE_SCALE_BYTES)
+        ptx.arrive_expecting(landed, size_bytes)
+        words = source + Int64(step) * NATIVE_SCALE_BYTES
+        ptx.copy_bulk(stage + self.pipeline.staged_scales, words, size_bytes, landed)
+
+    def load_bases(self, stage, lane):
+        """Native words need no bases."""
+        return Uint32(0)
+
+    @cute.jit
+    def rebuild(self, stage, lane, step, bases, addresses):
+        """Write the fp32 plane of a stage."""
+        staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
+        if cutlass.const_expr(self.has_tail):
+            if step == self.last_step:
+                rebuild_native_tail(lane, staged, scales)
+            else:
+                rebuild_native(lane, staged, scales)
+        else:
+            rebuild_native(lane, staged, scales)
+
+
+class InlineRows:
+    """Scales of 128-row tiles from inline storage: one tile block a step.
+
+    Parameters are those of :class:`NativeRows`. ``addresses`` are tile blocks, row bases and raw tiles.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, intermediate: int) -> None:
+        self.pipeline = pipeline
+        self.row_block_bytes = -(-intermediate // 128) * TILE_BLOCK_BYTES
+
+    def locate(self, addresses, row_block):
+        """Return the address of the first tile block of a row block, Int64."""
+        return addresses[0] + row_block * self.row_block_bytes
+
+    @cute.jit
+    def copy(self, stage, addresses, source, row_block, step):
+        """Start the copy of one step of a row block, and of its row bases in the first step."""
+        landed = stage + self.pipeline.landed
+        size_bytes = Int32(TILE_BLOCK_BYTES)
+        expected_bytes = size_bytes
+        if step == 0:
+            expected_bytes = Int32(TILE_BLOCK_BYTES + BASE_BYTES)
+        ptx.arrive_expecting(landed, expected_bytes)
+        block = source + Int64(step) * TILE_BLOCK_BYTES
+        ptx.copy_bulk(stage + self.pipeline.staged_scales, block, size_bytes, landed)
+        if step == 0:
+            bases = addresses[1] + row_block * BASE_BYTES
+            ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BYTES), landed)
+
+    def load_bases(self, stage, lane):
+        """Load the bases of the lane's four slots from the stage of a task's first step."""
+        return ptx.load_shared(stage + self.pipeline.bases + lane * 4)
+
+    def rebuild(self, stage, lane, step, bases, addresses):
+        """Write the fp32 plane of a stage."""
+        staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
+        rebuild_inline_rows(lane, bases, staged, addresses[2], scales)

@@ -19,10 +19,13 @@ from planfreeze.kernels.mma.memory import select
 from planfreeze.kernels.mma.ptx import emit, load_global_x4, load_shared
 
 __all__ = [
+    "accumulate_product",
     "activation_registers",
+    "clear_tail",
     "rebuild_words",
     "scaled_product",
     "spread",
+    "stage_tail_words",
     "stage_words",
     "weight_registers",
 ]
@@ -97,9 +100,47 @@ def scaled_product(activations, weights, activation_scale, weight_scale, byte: C
     return tuple(Float32(value) for value in values)
 
 
+@dsl_user_op
+def accumulate_product(
+    sums, activations, weights, activation_scale, weight_scale, byte: Constexpr, *, loc=None, ip=None
+):
+    """Multiply one K32 group and add it to ``sums``, four Float32, inside the instruction.
+
+    Everything else is as for :func:`scaled_product`. The sums pass through tied registers. Volatile: every lane of
+    the warp must reach it, so it must not be moved into the branch that uses its results.
+    """
+    text = (
+        "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e2m1.f32.ue8m0 "
+        "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$0,$1,$2,$3}, "
+        f"{{$10}}, {{{byte},0}}, {{$11}}, {{{byte},0}};"
+    )
+    operands = [*activations, *weights, activation_scale, weight_scale, *sums]
+    constraints = ",".join(["=f"] * 4 + ["r"] * 8 + [str(i) for i in range(4)])
+    values = emit([T.f32()] * 4, operands, text, constraints, loc=loc, ip=ip)
+    return tuple(Float32(value) for value in values)
+
+
 def stage_words(scales, row):
     """Load the scale words of rows ``row + 8 * nt`` from staged native words at shared address ``scales``."""
     return tuple(load_shared(scales + (row + 8 * nt) * 4) for nt in range(4))
+
+
+def stage_tail_words(scales, row, is_tail):
+    """Load scale words as :func:`stage_words`, from staged halves of two columns where ``is_tail`` (Int32 0 or 1).
+
+    The upper half of a word made from a staged half is zero.
+    """
+    place = row << (2 - is_tail)
+    first = scales + (place & ~3)
+    shift = Uint32((place & 2) * 8)
+    step = 32 >> is_tail
+    return clear_tail(tuple(load_shared(first + step * nt) >> shift for nt in range(4)), is_tail)
+
+
+def clear_tail(words, is_tail):
+    """Clear the two upper bytes of scale words, columns that do not exist, where ``is_tail`` (Int32 0 or 1)."""
+    kept = Uint32(0xFFFFFFFF) >> Uint32(is_tail * 16)
+    return tuple(word & kept for word in words)
 
 
 @cute.jit

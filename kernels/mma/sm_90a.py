@@ -24,6 +24,8 @@ PRODUCT_FACTOR = 64.0
 CONSUMER_WARPS = 4
 COLUMNS = 4
 """K32 groups of one stage."""
+TAIL_COLUMNS = 2
+"""K32 groups of the last stage of a row when K is an odd multiple of 64."""
 GROUPS_IN_FLIGHT = 2
 """wgmma groups started before the first is waited for. With four, 96 registers do not suffice."""
 COLUMN_BYTES = SCALE_PLANE_BYTES // COLUMNS
@@ -64,24 +66,25 @@ def row_descriptor(address):
     return low | Int64((1 << 32) | (1 << 16))
 
 
-def multiply_row(pipeline, stage, weight_offset, scale_offset, column_stride, sums):
+def multiply_row(pipeline, stage, weight_offset, scale_offset, column_stride, sums, columns=COLUMNS):
     """Add the products of a stage's weights and its one activation row to the sums of this lane's four rows.
 
-    Offsets are this lane's, in the stage; ``column_stride`` is the distance of K32 groups in the weights. Two groups
-    are in flight; the stage is free for the producer once the last one is finished.
+    Offsets are this lane's, in the stage; ``column_stride`` is the distance of K32 groups in the weights. Of the
+    stage's K32 groups only the first ``columns`` are read. Two groups are in flight; the stage is free for the
+    producer once the last one is finished.
     """
     descriptor = row_descriptor(stage + pipeline.activations)
     activation_scales = ptx.load_shared_f32x4(stage + pipeline.activation_scales)
     started = []
-    for column in range(COLUMNS + GROUPS_IN_FLIGHT - 1):
-        if column < COLUMNS:
+    for column in range(columns + GROUPS_IN_FLIGHT - 1):
+        if column < columns:
             words = ptx.load_shared_x4(stage + weight_offset + column * column_stride)
             started.append(ptx.start_products(arrange_fragments(words), descriptor + 2 * column))
         done = column - (GROUPS_IN_FLIGHT - 1)
         if done >= 0:
             weight_scales = ptx.load_shared_f32x4(stage + scale_offset + done * COLUMN_BYTES)
             products = ptx.finish_products(started[done], len(started) - 1 - done)
-            if done == COLUMNS - 1:
+            if done == columns - 1:
                 arrive_once(stage + pipeline.empty)
             accumulate_row(sums, products, activation_scales[done], weight_scales)
 
@@ -112,9 +115,56 @@ def rebuild_native(lane, staged, scales):
     """Turn the native scale words of 128 rows into the fp32 plane."""
     first = staged + (32 * (lane >> 3) + (lane & 7)) * 4
     words = [ptx.load_shared(first + 32 * nt) for nt in range(4)]
-    for column in range(COLUMNS):
+    store_words(lane, words, scales)
+
+
+def rebuild_native_tail(lane, staged, scales):
+    """Turn the native half words of 128 rows and the last two K32 groups into the first half of the fp32 plane."""
+    first = staged + (32 * (lane >> 3) + (lane & 7)) * 2
+    halves = [ptx.load_shared_half(first + 16 * nt) for nt in range(4)]
+    store_words(lane, halves, scales, columns=TAIL_COLUMNS)
+
+
+def store_words(lane, words, scales, columns=COLUMNS):
+    """Write the fp32 scales of a lane's four scale words."""
+    for column in range(columns):
         values = [scale_of(word, column) for word in words]
         ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+
+
+def store_selected(lane, selectors, bases, scales):
+    """Write the fp32 scales of a lane's four slots: bit ``4 * nt + column`` chooses between base and base + 1."""
+    base_bits = [scale_bits(bases, nt) for nt in range(4)]
+    zero = [ptx.float_of_bits(bits) for bits in base_bits]
+    one = [ptx.float_of_bits(bits + Uint32(1 << 23)) for bits in base_bits]
+    for column in range(COLUMNS):
+        values = [ptx.select_by_bit(selectors, 4 * nt + column, one[nt], zero[nt]) for nt in range(4)]
+        ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+
+
+@cute.jit
+def rebuild_inline_rows(lane: Int32, bases: Uint32, staged: Int32, raw: Int64, scales: Int32):
+    """Turn one staged tile block of 128 rows into the fp32 plane.
+
+    ``bases`` holds the lane's four row bases, ``raw`` is the global address of the raw tiles. Where the tile has two
+    columns only, the other two of the plane get finite numbers without meaning.
+    """
+    slot = 4 * lane
+    selectors = ptx.load_shared(staged + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
+    # Lane i of every eight: word i after the selectors, which is the header or record i - 1.
+    record = ptx.load_shared(staged + 64 + ((lane & 7) << 2))
+    store_selected(lane, selectors, bases, scales)
+    header = Int32(cute.arch.shuffle_sync(record, 0))
+    if header != 0:
+        # Orders the stores above before the patches below, which are other lanes'.
+        cute.arch.sync_warp()
+        if header < 0:
+            store_words(lane, ptx.load_global_x4(raw + Int64(header & 0x7FFFFFFF) * 512 + Int64(slot * 4)), scales)
+        else:
+            if (lane >= 1) & (lane <= 7) & (lane <= header):
+                column = Int32((record >> 8) & Uint32(3))
+                slot_bytes = Int32(record & Uint32(127)) * 4
+                ptx.store_shared_f32(scales + column * COLUMN_BYTES + slot_bytes, scale_of(record, 2))
 
 
 @cute.jit
@@ -129,21 +179,14 @@ def rebuild_inline(lane: Int32, half: Int32, bases: Uint32, staged: Int32, raw: 
     selectors = ptx.load_shared(block + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
     # Lane i of every eight: word i after the selectors, which is the header or record i - 1.
     record = ptx.load_shared(block + 64 + ((lane & 7) << 2))
-    base_bits = [scale_bits(bases, nt) for nt in range(4)]
-    zero = [ptx.float_of_bits(bits) for bits in base_bits]
-    one = [ptx.float_of_bits(bits + Uint32(1 << 23)) for bits in base_bits]
-    for column in cutlass.range_constexpr(COLUMNS):
-        values = [ptx.select_by_bit(selectors, 4 * nt + column, one[nt], zero[nt]) for nt in range(4)]
-        ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+    store_selected(lane, selectors, bases, scales)
     header = Int32(cute.arch.shuffle_sync(record, lane & 16))
     if cute.arch.vote_any_sync(header != 0):
         # Orders the stores above before the patches below, which are other lanes'.
         cute.arch.sync_warp()
         if header < 0:
             words = ptx.load_global_x4(raw + Int64(header & 0x7FFFFFFF) * 512 + Int64(slot * 4))
-            for column in cutlass.range_constexpr(COLUMNS):
-                values = [scale_of(word, column) for word in words]
-                ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+            store_words(lane, words, scales)
         else:
             order = lane & 15
             target = Int32(record & Uint32(127))

@@ -42,11 +42,13 @@ class Pipeline:
     stages : int
         Stages of the ring.
     is_inline : bool
-        Inline scale storage is staged (two tile blocks and 128 row bases), else native scale words.
+        Inline scale storage is staged (a tile block per row group and 128 row bases), else native scale words.
     activation_bytes : int
         Activations of K128, a multiple of 16.
     activation_scale_bytes : int
         Their fp32 scales, a multiple of 16.
+    row_groups : int
+        Row groups the 128 weight rows come from: 2 for 64 up and 64 gate rows, else 1.
 
     Notes
     -----
@@ -59,6 +61,7 @@ class Pipeline:
     is_inline: bool
     activation_bytes: int
     activation_scale_bytes: int
+    row_groups: int = 2
 
     @property
     def weights(self) -> int:
@@ -78,7 +81,7 @@ class Pipeline:
 
     @property
     def staged_scale_bytes(self) -> int:
-        return 2 * TILE_BLOCK_BYTES if self.is_inline else NATIVE_SCALE_BYTES
+        return self.row_groups * TILE_BLOCK_BYTES if self.is_inline else NATIVE_SCALE_BYTES
 
     @property
     def bases(self) -> int:

@@ -1,17 +1,34 @@
 """What the MoE kernels must compute: exact quantisation in torch, products in float64. For CPU and CUDA tensors."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from planfreeze.errors import InvalidWeights
-from planfreeze.kernels.moe.geometry import GROUP, layout
+from planfreeze.kernels.moe.geometry import (
+    GROUP,
+    ROW_TILE,
+    intermediate_bytes,
+    intermediate_scale_offset,
+    layout,
+    padded_width,
+)
 
 __all__ = [
     "activation_scales",
     "arrange_activations",
+    "arrange_intermediate",
+    "cosine",
     "dequantise_mxfp4",
     "dequantise_mxfp8",
+    "exact_layer",
+    "intermediate_planes",
+    "micro_activation",
     "micro_fc1",
+    "micro_fc2",
+    "micro_layer",
+    "quantise_intermediate",
     "quantise_mxfp8",
     "scale_values",
     "sum_routes",
@@ -132,12 +149,8 @@ def micro_fc1(x: Tensor, codes: Tensor, scales: Tensor, topk_ids: Tensor, *, alp
     """
     activations = dequantise_mxfp8(*quantise_mxfp8(x))
     experts, rows = codes.shape[:2]
-    ids = topk_ids.reshape(-1)
-    projections = torch.full((ids.numel(), rows), torch.nan, dtype=torch.bfloat16, device=x.device)
-    for expert in ids.unique().tolist():
-        if not 0 <= expert < experts:
-            continue
-        pairs = (ids == expert).nonzero().squeeze(-1)
+    projections = torch.full((topk_ids.numel(), rows), torch.nan, dtype=torch.bfloat16, device=x.device)
+    for expert, pairs in pairs_by_expert(topk_ids, experts):
         weights = dequantise_mxfp4(codes[expert], scales[expert])
         sums = activations[pairs // topk_ids.shape[-1]] @ weights.T
         if alpha is not None:
@@ -145,6 +158,233 @@ def micro_fc1(x: Tensor, codes: Tensor, scales: Tensor, topk_ids: Tensor, *, alp
         up, gate = sums.chunk(2, dim=-1)
         projections[pairs] = torch.cat((gate, up), dim=-1).to(torch.bfloat16)
     return projections
+
+
+def pairs_by_expert(topk_ids: Tensor, experts: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield every expert some route asks for, with the indices of its pairs; invalid ids are left out."""
+    ids = topk_ids.reshape(-1)
+    for expert in ids.unique().tolist():
+        if 0 <= expert < experts:
+            yield expert, (ids == expert).nonzero().squeeze(-1)
+
+
+def silu_product(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
+    """Return silu(gate) * up of float64 columns; NaN stays NaN under the limit."""
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return torch.nn.functional.silu(gate) * up
+
+
+def micro_activation(projections: Tensor, topk_ids: Tensor, experts: int, *, limit: float | None = None) -> Tensor:
+    """Compute ``bf16(silu(gate) * up)`` of every route.
+
+    Parameters
+    ----------
+    projections : Tensor
+        ``(pairs, 2 * intermediate)`` bf16, gate columns first.
+    topk_ids : Tensor
+        Expert ids, one per pair, of any shape.
+    experts : int
+        Ids outside 0..experts-1 are invalid.
+    limit : float, optional
+        Bound L: gate is at most L, up within -L..L. None: unbounded.
+
+    Returns
+    -------
+    Tensor
+        ``(pairs, intermediate)`` bf16. Rows of invalid experts, which the kernels leave alone, are NaN.
+    """
+    gate, up = projections.double().chunk(2, dim=-1)
+    ids = topk_ids.reshape(-1, 1)
+    is_valid = (ids >= 0) & (ids < experts)
+    return torch.where(is_valid, silu_product(gate, up, limit), torch.nan).to(torch.bfloat16)
+
+
+def quantise_intermediate(activations: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise ``(pairs, intermediate)`` bf16 to MXFP8 of whole tiles.
+
+    Returns
+    -------
+    payload : Tensor
+        ``(pairs, padded_width)`` uint8, in K order.
+    scales : Tensor
+        ``(pairs, padded_width / 32)`` uint8.
+
+    Notes
+    -----
+    As :func:`quantise_mxfp8`; columns that only pad the last tile have zero payload and zero scale bytes.
+    """
+    payload, scales = quantise_mxfp8(activations)
+    missing = padded_width(activations.shape[-1]) - activations.shape[-1]
+    pad = torch.nn.functional.pad
+    return pad(payload, (0, missing)), pad(scales, (0, missing // GROUP))
+
+
+def intermediate_planes(buffer: Tensor, arch: str, rows: int, intermediate: int) -> tuple[Tensor, Tensor]:
+    """View a stored intermediate of ``rows`` capacity rows as its payload and its scales.
+
+    Returns
+    -------
+    payload : Tensor
+        ``(rows, padded_width)`` uint8 view, in the byte order of the architecture.
+    scales : Tensor
+        ``(rows, tiles, 4)`` view, the four scales of a row and a 128-column tile: uint8, or f32 where the
+        architecture stores floats.
+    """
+    width = padded_width(intermediate)
+    first = intermediate_scale_offset(arch, rows, intermediate, 0, 0)
+    plane = buffer[first : intermediate_bytes(arch, rows, intermediate)]
+    plane = plane.view(torch.float32 if layout(arch).activation_scale_dtype == "f32" else torch.uint8)
+    scales = plane.view(width // ROW_TILE, rows, ROW_TILE // GROUP).transpose(0, 1)
+    return buffer[: rows * width].view(rows, width), scales
+
+
+def arrange_intermediate(payload: Tensor, scales: Tensor, arch: str, rows: int) -> Tensor:
+    """Store a quantised intermediate as an architecture does.
+
+    Parameters
+    ----------
+    payload, scales : Tensor
+        ``(pairs, padded_width)`` and ``(pairs, padded_width / 32)`` uint8, in K order, as
+        :func:`quantise_intermediate` makes them.
+    rows : int
+        Capacity, at least ``pairs``. Bytes of rows from ``pairs`` on are 0xFF.
+
+    Returns
+    -------
+    Tensor
+        ``(intermediate_bytes,)`` uint8.
+    """
+    pairs, width = payload.shape
+    size = intermediate_bytes(arch, rows, width)
+    buffer = torch.full((size,), 0xFF, dtype=torch.uint8, device=payload.device)
+    stored, stored_scales = intermediate_planes(buffer, arch, rows, width)
+    stored[:pairs] = arrange_activations(payload, arch)
+    stored_scales[:pairs] = activation_scales(scales, arch).view(pairs, width // ROW_TILE, ROW_TILE // GROUP)
+    return buffer
+
+
+def micro_fc2(
+    payload: Tensor,
+    payload_scales: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    alpha: Tensor | None = None,
+) -> Tensor:
+    """Compute the second projection of every route from a quantised intermediate.
+
+    Parameters
+    ----------
+    payload, payload_scales : Tensor
+        ``(pairs, padded_width)`` and ``(pairs, padded_width / 32)`` uint8, in K order. Padding is not read.
+    codes, scales : Tensor
+        ``(experts, hidden, intermediate / 2)`` and ``(..., intermediate / 32)`` uint8.
+    topk_ids, topk_weights : Tensor
+        Expert ids, int32 or int64, and f32 factors, one per pair, of any shape.
+    alpha : Tensor, optional
+        ``(experts,)`` f32 factors; ones by default.
+
+    Returns
+    -------
+    Tensor
+        ``(pairs, hidden)`` bf16, ``bf16(alpha * weight * product)``; zeros for invalid experts.
+    """
+    experts, hidden = codes.shape[:2]
+    intermediate = 2 * codes.shape[-1]
+    activations = dequantise_mxfp8(payload[:, :intermediate], payload_scales[:, : intermediate // GROUP])
+    routes = torch.zeros((topk_ids.numel(), hidden), dtype=torch.bfloat16, device=codes.device)
+    factors = topk_weights.reshape(-1, 1).double()
+    for expert, pairs in pairs_by_expert(topk_ids, experts):
+        sums = activations[pairs] @ dequantise_mxfp4(codes[expert], scales[expert]).T * factors[pairs]
+        if alpha is not None:
+            sums = sums * alpha[expert].double()
+        routes[pairs] = sums.to(torch.bfloat16)
+    return routes
+
+
+def micro_layer(
+    x: Tensor,
+    w13_codes: Tensor,
+    w13_scales: Tensor,
+    w2_codes: Tensor,
+    w2_scales: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    alpha1: Tensor | None = None,
+    alpha2: Tensor | None = None,
+    limit: float | None = None,
+) -> Tensor:
+    """Compute a whole MoE layer with every rounding of the micro kernels.
+
+    The input is quantised to MXFP8, gate and up are bf16, their silu product is bf16 and then MXFP8, route rows are
+    bf16, and their sum in route order is fp32, rounded once.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``(tokens, hidden)`` bf16.
+    w13_codes, w13_scales, w2_codes, w2_scales : Tensor
+        Logical codes and E8M0 bytes of both projections, as for :func:`micro_fc1` and :func:`micro_fc2`.
+    topk_ids, topk_weights : Tensor
+        ``(tokens, top_k)`` expert ids and f32 factors. Routes with an id outside the experts contribute zero.
+    alpha1, alpha2 : Tensor, optional
+        ``(experts,)`` f32 factors of the projections; ones by default.
+    limit : float, optional
+        Bound of gate and up, as for :func:`micro_activation`.
+
+    Returns
+    -------
+    Tensor
+        ``(tokens, hidden)`` bf16.
+    """
+    projections = micro_fc1(x, w13_codes, w13_scales, topk_ids, alpha=alpha1)
+    activations = micro_activation(projections, topk_ids, len(w13_codes), limit=limit)
+    intermediate = quantise_intermediate(activations)
+    routes = micro_fc2(*intermediate, w2_codes, w2_scales, topk_ids, topk_weights, alpha=alpha2)
+    return sum_routes(routes, topk_ids.shape[-1])
+
+
+def exact_layer(
+    x: Tensor,
+    w13_codes: Tensor,
+    w13_scales: Tensor,
+    w2_codes: Tensor,
+    w2_scales: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    alpha1: Tensor | None = None,
+    alpha2: Tensor | None = None,
+    limit: float | None = None,
+) -> Tensor:
+    """Compute a whole MoE layer in float64 without any rounding of activations: a coarse bar for every backend.
+
+    Parameters as for :func:`micro_layer`; returns ``(tokens, hidden)`` float64.
+    """
+    tokens, top_k = topk_ids.shape
+    total = torch.zeros((tokens, x.shape[-1]), dtype=torch.float64, device=x.device)
+    factors = topk_weights.reshape(-1, 1).double()
+    for expert, pairs in pairs_by_expert(topk_ids, len(w13_codes)):
+        rows = x[pairs // top_k].double() @ dequantise_mxfp4(w13_codes[expert], w13_scales[expert]).T
+        if alpha1 is not None:
+            rows = rows * alpha1[expert].double()
+        up, gate = rows.chunk(2, dim=-1)
+        activations = silu_product(gate, up, limit)
+        sums = activations @ dequantise_mxfp4(w2_codes[expert], w2_scales[expert]).T * factors[pairs]
+        if alpha2 is not None:
+            sums = sums * alpha2[expert].double()
+        total.index_add_(0, pairs // top_k, sums)
+    return total
+
+
+def cosine(found: Tensor, expected: Tensor) -> float:
+    """Return the cosine of two tensors taken as vectors, accumulated in float64."""
+    a, b = found.double().flatten(), expected.double().flatten()
+    return float(a @ b / (a.norm() * b.norm()))
 
 
 def sum_routes(route_output: Tensor, top_k: int) -> Tensor:

@@ -26,6 +26,7 @@ __all__ = [
     "choose_arms",
     "choose_backend",
     "choose_scale_mode",
+    "has_kernels",
     "is_compact",
     "is_prepared_inline",
     "shard",
@@ -192,3 +193,12 @@ def choose_scale_mode(sharded: ShardedModel, capacity: int, arm: Arm, options: P
     if choose_backend(sharded, capacity) is Backend.MICRO or capacity <= options.inline_limit:
         return ScaleMode.INLINE
     return ScaleMode.EXPAND
+
+
+def has_kernels(backend: Backend, mode: ScaleMode) -> bool:
+    """Tell whether this version has every kernel of a capacity, so that calls of it can be served.
+
+    The direct-route kernels read scales inline or from native planes. Kernels that group routes by expert, and the
+    one that decodes scales before a call, are planned for and not there.
+    """
+    return backend is Backend.MICRO and mode in (ScaleMode.INLINE, ScaleMode.NATIVE)

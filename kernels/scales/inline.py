@@ -18,13 +18,13 @@ from planfreeze.kernels.scales.geometry import (
     MAX_SCALE,
     RAW_TILE_BYTES,
     TILE_BLOCK_BYTES,
+    TILE_COLUMNS,
     TILE_ROWS,
     ScaleGeometry,
 )
 from planfreeze.kernels.scales.native import (
     check_plane,
     expert_chunks,
-    logical_scales,
     plane_of_tiles,
     staged_tiles,
 )
@@ -41,12 +41,12 @@ RAW_NUMBER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What the first pass over a plane finds: bases per slot, a header per tile, and the count of raw tiles."""
+class Part:
+    """Inline storage of a few experts: tile blocks as [tiles, 24] words, bases, raw tiles as [count, 512] bytes."""
 
+    blocks: Tensor
     bases: Tensor
-    headers: Tensor
-    raw_tiles: int
+    raw: Tensor
 
 
 def encode(geometry: ScaleGeometry, plane: Tensor, *, pool: ScratchPool | None = None) -> InlineScales:
@@ -83,18 +83,20 @@ def encode(geometry: ScaleGeometry, plane: Tensor, *, pool: ScratchPool | None =
     check_plane(geometry, plane)
     pool = pool or ScratchPool(plane.device)
     with pool.use():
-        found = survey(geometry, plane)
-    size_bytes = geometry.inline_bytes(len(plane), found.raw_tiles)
+        check_range(plane)
+        parts = encode_parts(geometry, plane)
+    raw_tiles = sum(len(part.raw) for part in parts)
+    size_bytes = geometry.inline_bytes(len(plane), raw_tiles)
     inline = InlineScales(
         geometry=geometry,
         experts=len(plane),
-        storage=torch.zeros(size_bytes, dtype=torch.uint8, device=plane.device),
-        raw_tiles=found.raw_tiles,
+        storage=torch.empty(size_bytes, dtype=torch.uint8, device=plane.device),
+        raw_tiles=raw_tiles,
     )
     with pool.use():
-        write(inline, plane, found)
+        assemble(inline, parts)
     # The pool returns its memory only when nothing in it is alive.
-    del found
+    del parts
     verify(inline, plane, pool=pool)
     return inline
 
@@ -153,29 +155,6 @@ def verify(inline: InlineScales, plane: Tensor, *, pool: ScratchPool | None = No
             del decoded
 
 
-def survey(geometry: ScaleGeometry, plane: Tensor) -> Survey:
-    """Choose all bases, and the header of every tile. Raw tiles are numbered in (expert, tile) order."""
-    check_range(plane)
-    experts, device = len(plane), plane.device
-    bases = torch.zeros(experts, geometry.row_blocks, TILE_ROWS, dtype=torch.uint8, device=device)
-    counts = torch.empty(experts, geometry.tiles, dtype=torch.int32, device=device)
-    # The histogram and its pair sums, and the 64-bit indices that fill it.
-    expert_bytes = geometry.rows * 2 * 256 * 4 + 8 * geometry.native_bytes(1)
-    for first, last in expert_chunks(experts, expert_bytes):
-        part = plane[first:last]
-        bases[first:last] = slot_bases(geometry, row_bases(geometry, part))
-        _, is_exception = classify(geometry, staged_tiles(geometry, part), bases[first:last])
-        counts[first:last] = is_exception.flatten(2).sum(-1, dtype=torch.int32)
-    counts = counts.view(-1)
-    is_raw = counts > MAX_RECORDS
-    numbers = is_raw.cumsum(0, dtype=torch.int32)
-    return Survey(
-        bases=bases,
-        headers=torch.where(is_raw, numbers - 1 + RAW_FLAG, counts),
-        raw_tiles=int(numbers[-1]),
-    )
-
-
 def check_range(plane: Tensor) -> None:
     if int(plane.max()) > MAX_SCALE:
         first = int((plane.view(-1) > MAX_SCALE).to(torch.uint8).argmax())
@@ -185,55 +164,106 @@ def check_range(plane: Tensor) -> None:
         )
 
 
-def row_bases(geometry: ScaleGeometry, plane: Tensor) -> Tensor:
-    """Return [experts, rows]: the base of every native row."""
-    rows = logical_scales(geometry, plane).view(-1, geometry.columns).long()
-    histogram = torch.zeros(len(rows), 256, dtype=torch.int32, device=plane.device)
-    histogram.scatter_add_(1, rows, torch.ones((), dtype=torch.int32, device=plane.device).expand_as(rows))
-    pairs = histogram[:, :-1] + histogram[:, 1:]
-    # torch documents argmax as the first of equal maxima.
-    return pairs.argmax(1).to(torch.uint8).view(len(plane), geometry.rows)
+def encode_parts(geometry: ScaleGeometry, plane: Tensor) -> list[Part]:
+    """Encode all experts, as many at a time as intermediates are allowed for. Together as large as the result."""
+    parts: list[Part] = []
+    raw_tiles = 0
+    for first, last in expert_chunks(len(plane), encode_bytes(geometry)):
+        parts.append(encode_part(geometry, plane[first:last], raw_tiles))
+        raw_tiles += len(parts[-1].raw)
+    return parts
 
 
-def slot_bases(geometry: ScaleGeometry, bases: Tensor) -> Tensor:
-    """Bring [experts, rows] into slot order, [experts, row blocks, 128]; slots without a row hold 0."""
-    groups = bases.view(len(bases), geometry.groups, geometry.group_rows)
-    padding = geometry.row_tiles * TILE_ROWS - geometry.group_rows
-    tiles = torch.nn.functional.pad(groups, (0, padding)).view(len(bases), geometry.row_blocks, 4, 4, 8)
-    return tiles.transpose(3, 4).reshape(len(bases), geometry.row_blocks, TILE_ROWS)
+def encode_bytes(geometry: ScaleGeometry) -> int:
+    """Return the bytes of intermediates an expert takes: six for each staged byte, forty for each base."""
+    return 6 * RAW_TILE_BYTES * geometry.tiles + 40 * TILE_ROWS * geometry.row_blocks
 
 
-def classify(geometry: ScaleGeometry, staged: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
-    """Tell for [experts, tiles, 128, 4] staged bytes which are base + 1, and which are neither that nor the base."""
-    tiles = staged.view(len(staged), geometry.row_blocks, geometry.k_tiles, TILE_ROWS, -1)
-    base = bases[:, :, None, :, None]
-    is_next = tiles == base + 1
-    is_exception = (tiles != base).logical_and_(~is_next)
+def encode_part(geometry: ScaleGeometry, plane: Tensor, first_raw: int) -> Part:
+    """Encode a few experts. Raw tiles are numbered from ``first_raw``, in (expert, tile) order."""
+    staged = staged_tiles(geometry, plane)
+    bases, steps = classify(geometry, staged)
+    blocks = torch.zeros(len(plane) * geometry.tiles, TILE_BLOCK_BYTES // 4, dtype=torch.int32, device=plane.device)
+    blocks.view(torch.uint8)[:, :SELECTOR_BYTES] = pack_bits((steps == 1).view(-1, RAW_TILE_BYTES))
+
+    is_exception = (steps > 1).view(-1, RAW_TILE_BYTES)
+    del steps
+    headers = is_exception.sum(1, dtype=torch.int32)
+    heavy = (headers > MAX_RECORDS).nonzero().squeeze(1)
+    blocks[heavy] = 0
+    is_exception[heavy] = False
+    headers[heavy] = 0
+    write_records(blocks, headers, staged.view(-1), is_exception)
+    headers[heavy] = torch.arange(len(heavy), dtype=torch.int32, device=plane.device) + (first_raw + RAW_FLAG)
+    blocks[:, HEADER_WORD] = headers
+    return Part(blocks=blocks, bases=bases, raw=staged.view(-1, RAW_TILE_BYTES)[heavy])
+
+
+def classify(geometry: ScaleGeometry, staged: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose all bases of [experts, tiles, 128, 4] staged bytes, and subtract them.
+
+    Returns
+    -------
+    bases : Tensor
+        ``(experts, row blocks, 128)`` uint8; slots without a row have 0.
+    steps : Tensor
+        uint8 in the shape of ``staged``: 0 where a byte is its base, 1 where it is base + 1, else something above.
+        Columns that a tail tile does not have are 0.
+
+    Notes
+    -----
+    A row is guessed at by the median of three of its scales. Let x, y, z of its C bytes be one below the guess, equal,
+    one above. Of the two pairs that hold the guess, the larger covers y + max(x, z). A pair without it covers at most
+    x or z, and what is none of the three: C - y - min(x, z). So where x + 2y + z > C the former is the row's best. The
+    few other rows get a histogram each.
+    """
+    tiles = staged.view(len(staged), geometry.row_blocks, geometry.k_tiles, TILE_ROWS, TILE_COLUMNS)
+    guess = guess_medians(tiles)
+    lowest = guess - 1
+    # Bytes below the lowest wrap around, far above the three that are counted. So does the lowest itself below 0.
+    steps = tiles - lowest[:, :, None, :, None]
+    fill_missing(geometry, steps, 255)
+    below, middle, above = (count_per_slot(steps == step) for step in range(3))
+    bases = lowest + ((above > below) | (guess == 0))
+    doubtful = (below + 2 * middle + above <= geometry.columns).nonzero()
+    # Histogram, pair sums, and the bytes with 64-bit indices, within a quarter of the bound: the tiles have the rest.
+    for first, last in expert_chunks(len(doubtful), 4 * (2 * 256 * 4 + 10 * TILE_COLUMNS * geometry.k_tiles)):
+        expert, row_block, slot = doubtful[first:last].unbind(1)
+        rows = tiles[expert, row_block, :, slot].flatten(1)[:, : geometry.columns]
+        bases[expert, row_block, slot] = histogram_bases(rows)
+    steps -= (bases - lowest)[:, :, None, :, None]
+    fill_missing(geometry, steps, 0)
+    return bases, steps.view(staged.shape)
+
+
+def guess_medians(tiles: Tensor) -> Tensor:
+    """Return [experts, row blocks, 128]: the median of three scales of every slot."""
+    one, two, three = tiles[:, :, 0, :, 0], tiles[:, :, tiles.shape[2] // 2, :, 1], tiles[:, :, -1, :, 0]
+    return torch.maximum(torch.minimum(one, two), torch.minimum(torch.maximum(one, two), three))
+
+
+def fill_missing(geometry: ScaleGeometry, tiles: Tensor, value: int) -> None:
+    """Fill the columns that the last K tile does not have."""
     if geometry.has_column_tail:
-        is_exception[:, :, -1, :, geometry.columns % 4 :] = False
-    return is_next.view(staged.shape), is_exception.view(staged.shape)
+        tiles[:, :, -1, :, geometry.columns % TILE_COLUMNS :] = value
 
 
-def write(inline: InlineScales, plane: Tensor, found: Survey) -> None:
-    """Fill zeroed storage in a second pass over the plane."""
-    geometry = inline.geometry
-    tile_part, base_part, raw_part = inline.parts()
-    base_part.copy_(found.bases.view(-1))
-    blocks = tile_part.view(-1, TILE_BLOCK_BYTES)
-    words = tile_part.view(torch.int32).view(-1, TILE_BLOCK_BYTES // 4)
-    words[:, HEADER_WORD] = found.headers
-    raw = raw_part.view(-1, RAW_TILE_BYTES)
-    # About eight bytes for each staged byte: itself, the classes, and their products with the mask.
-    for first, last in expert_chunks(inline.experts, 8 * RAW_TILE_BYTES * geometry.tiles):
-        tiles = slice(first * geometry.tiles, last * geometry.tiles)
-        headers = found.headers[tiles]
-        staged = staged_tiles(geometry, plane[first:last])
-        is_next, is_exception = classify(geometry, staged, found.bases[first:last])
-        is_light = (headers >= 0)[:, None]
-        blocks[tiles, :SELECTOR_BYTES] = pack_bits(is_next.view(-1, RAW_TILE_BYTES) & is_light)
-        write_records(words[tiles], staged.view(-1), is_exception.view(-1, RAW_TILE_BYTES) & is_light)
-        heavy = (headers < 0).nonzero().squeeze(1)
-        raw.index_copy_(0, (headers[heavy] & RAW_NUMBER).long(), staged.view(-1, RAW_TILE_BYTES)[heavy])
+def count_per_slot(flags: Tensor) -> Tensor:
+    """Count [experts, row blocks, K tiles, 128, 4] booleans for every slot, in int32.
+
+    The four of a word are added at once, as four counters of one byte: at most 255 words, or one would carry.
+    """
+    words = flags.view(torch.int32).squeeze(-1)
+    counters = [part.sum(2, dtype=torch.int32).view(torch.uint8) for part in words.split(255, dim=2)]
+    return torch.stack(counters).unflatten(-1, (TILE_ROWS, TILE_COLUMNS)).sum((0, -1), dtype=torch.int32)
+
+
+def histogram_bases(rows: Tensor) -> Tensor:
+    """Return the base of every one of [rows, columns] bytes."""
+    histogram = torch.zeros(len(rows), 256, dtype=torch.int32, device=rows.device)
+    histogram.scatter_add_(1, rows.long(), torch.ones((), dtype=torch.int32, device=rows.device).expand_as(rows))
+    # torch documents argmax as the first of equal maxima.
+    return (histogram[:, :-1] + histogram[:, 1:]).argmax(1).to(torch.uint8)
 
 
 def pack_bits(bits: Tensor) -> Tensor:
@@ -245,19 +275,26 @@ def pack_bits(bits: Tensor) -> Tensor:
     return (words * 0x0102040810204080).view(torch.uint8).view(len(bits), -1, 8)[..., 7]
 
 
-def write_records(words: Tensor, staged: Tensor, is_exception: Tensor) -> None:
-    """Write the records of [tiles, 24] block words, by rising slot and column. No tile has more than seven."""
+def write_records(blocks: Tensor, counts: Tensor, staged: Tensor, is_exception: Tensor) -> None:
+    """Write ``counts`` records to each of [tiles, 24] block words, by rising slot and column. None has over seven."""
     found = is_exception.view(-1).nonzero().squeeze(1)
     tile, place = found // RAW_TILE_BYTES, found % RAW_TILE_BYTES
-    counts = is_exception.sum(1)
     rank = torch.arange(len(found), device=found.device) - (counts.cumsum(0) - counts)[tile]
     records = place // 4 | (place % 4) << 8 | staged[found].long() << 16
-    words[tile, HEADER_WORD + 1 + rank] = records.to(torch.int32)
+    blocks[tile, HEADER_WORD + 1 + rank] = records.to(torch.int32)
+
+
+def assemble(inline: InlineScales, parts: list[Part]) -> None:
+    """Write the parts to the storage, one after the other."""
+    tile_part, base_part, raw_part = inline.parts()
+    torch.cat([part.blocks.view(torch.uint8).view(-1) for part in parts], out=tile_part)
+    torch.cat([part.bases.view(-1) for part in parts], out=base_part)
+    torch.cat([part.raw.view(-1) for part in parts], out=raw_part)
 
 
 def decode_chunks(geometry: ScaleGeometry, experts: int) -> list[tuple[int, int]]:
-    """Divide experts so that a rebuild, about four bytes for each staged byte, stays within its bound."""
-    return list(expert_chunks(experts, 4 * RAW_TILE_BYTES * geometry.tiles))
+    """Divide experts so that a rebuild, about three bytes for each staged byte, stays within its bound."""
+    return list(expert_chunks(experts, 3 * RAW_TILE_BYTES * geometry.tiles))
 
 
 def rebuild(inline: InlineScales, first: int, last: int) -> Tensor:
@@ -270,12 +307,14 @@ def rebuild(inline: InlineScales, first: int, last: int) -> Tensor:
     headers = words[:, HEADER_WORD]
     check_headers(inline, headers, tiles.start)
 
-    selectors = blocks[:, :SELECTOR_BYTES].to(torch.int32)
-    nibbles = torch.stack((selectors & 15, selectors >> 4), dim=2)
+    selectors = blocks[:, :SELECTOR_BYTES]
+    nibbles = torch.stack((selectors & 15, selectors >> 4), dim=2).to(torch.int32)
     # Bit c of a nibble becomes bit 0 of byte c: the factor is 1 + 2^7 + 2^14 + 2^21.
     spread = nibbles.mul_(0x00204081).bitwise_and_(0x01010101)
-    staged = spread.view(torch.uint8).view(last - first, geometry.row_blocks, geometry.k_tiles, TILE_ROWS, 4)
-    staged += base_part.view(-1, geometry.row_blocks, 1, TILE_ROWS, 1)[first:last]
+    # No byte carries, since bases end at 254.
+    bases = base_part.view(-1, geometry.row_blocks, 1, TILE_ROWS)[first:last].to(torch.int32) * 0x01010101
+    spread.view(last - first, geometry.row_blocks, geometry.k_tiles, TILE_ROWS).add_(bases)
+    staged = spread.view(torch.uint8).view(last - first, geometry.tiles, TILE_ROWS, TILE_COLUMNS)
 
     flat = staged.view(-1, RAW_TILE_BYTES)
     tile, entry = (torch.arange(MAX_RECORDS, device=headers.device) < headers[:, None]).nonzero().unbind(1)

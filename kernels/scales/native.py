@@ -20,8 +20,9 @@ from planfreeze.kernels.scales.geometry import (
 
 __all__ = ["check_plane", "expert_chunks", "logical_scales", "native_plane", "plane_of_tiles", "staged_tiles"]
 
-CHUNK_BYTES = 64 * 2**20
-"""Bound of the intermediates of one step: small beside a layer's weights, large enough to fill a GPU."""
+CHUNK_BYTES = 256 * 2**20
+"""Bound of the intermediates of one step: small beside a model's weights, and a layer takes few steps, for the host
+starts a kernel in the time a GPU moves some 30 MiB."""
 
 
 def native_plane(geometry: ScaleGeometry, scales: Tensor, *, rotation: int = 0) -> Tensor:
@@ -58,7 +59,7 @@ def native_plane(geometry: ScaleGeometry, scales: Tensor, *, rotation: int = 0) 
     for first, last in expert_chunks(len(scales), geometry.native_bytes(1)):
         turned = scales[first:last].roll(-rotation, 1) if rotation else scales[first:last]
         for region in geometry.regions():
-            plane_view(geometry, plane[first:last], region).copy_(rows_view(geometry, turned, region))
+            copy_bytes(plane_view(geometry, plane[first:last], region), rows_view(geometry, turned, region))
     return plane.clamp_(max=MAX_SCALE)
 
 
@@ -79,7 +80,7 @@ def logical_scales(geometry: ScaleGeometry, plane: Tensor, *, rotation: int = 0)
     check_plane(geometry, plane)
     scales = torch.empty(len(plane), geometry.rows, geometry.columns, dtype=torch.uint8, device=plane.device)
     for region in geometry.regions():
-        rows_view(geometry, scales, region).copy_(plane_view(geometry, plane, region))
+        copy_bytes(rows_view(geometry, scales, region), plane_view(geometry, plane, region))
     return scales.roll(rotation, 1) if rotation else scales
 
 
@@ -101,14 +102,14 @@ def staged_tiles(geometry: ScaleGeometry, plane: Tensor) -> Tensor:
     experts = len(plane)
     staged = torch.zeros(experts, geometry.tiles, TILE_ROWS, TILE_COLUMNS, dtype=torch.uint8, device=plane.device)
     for region in geometry.regions():
-        slots_view(geometry, staged, region).copy_(quads_view(geometry, plane, region))
+        copy_bytes(slots_view(geometry, staged, region), quads_view(geometry, plane, region))
     return staged
 
 
 def plane_of_tiles(geometry: ScaleGeometry, staged: Tensor, plane: Tensor) -> None:
     """Write staged tiles, as :func:`staged_tiles` returns them, to the native ``plane`` of the same experts."""
     for region in geometry.regions():
-        quads_view(geometry, plane, region).copy_(slots_view(geometry, staged, region))
+        copy_bytes(quads_view(geometry, plane, region), slots_view(geometry, staged, region))
 
 
 def check_plane(geometry: ScaleGeometry, plane: Tensor) -> None:
@@ -129,7 +130,7 @@ def check_plane(geometry: ScaleGeometry, plane: Tensor) -> None:
 
 
 def expert_chunks(experts: int, expert_bytes: int) -> Iterator[tuple[int, int]]:
-    """Divide the experts into ranges whose intermediates, ``expert_bytes`` for each, stay within 64 MiB."""
+    """Divide the experts into ranges whose intermediates, ``expert_bytes`` for each, stay within 256 MiB."""
     step = max(1, CHUNK_BYTES // expert_bytes)
     for first in range(0, experts, step):
         yield first, min(first + step, experts)
@@ -138,6 +139,21 @@ def expert_chunks(experts: int, expert_bytes: int) -> Iterator[tuple[int, int]]:
 def check_rotation(geometry: ScaleGeometry, rotation: int) -> None:
     if not 0 <= rotation < geometry.rows:
         raise InvalidScales(f"rotation = {rotation} is not a row of 0..{geometry.rows - 1}")
+
+
+def copy_bytes(target: Tensor, source: Tensor) -> None:
+    """Copy between views of one shape, in words of four or two bytes where both sides have them."""
+    for words in (torch.int32, torch.int16):
+        if has_words(target, words.itemsize) and has_words(source, words.itemsize):
+            target, source = target.view(words), source.view(words)
+            break
+    target.copy_(source)
+
+
+def has_words(part: Tensor, size_bytes: int) -> bool:
+    """Tell whether the last dimension of a view of bytes consists of whole words at multiples of their size."""
+    places = (part.shape[-1], part.storage_offset(), *part.stride()[:-1])
+    return part.stride(-1) == 1 and all(place % size_bytes == 0 for place in places)
 
 
 def plane_view(geometry: ScaleGeometry, plane: Tensor, region: Region) -> Tensor:

@@ -10,11 +10,13 @@ __all__ = [
     "InvalidPlanReference",
     "InvalidSetting",
     "OutputUnwritable",
+    "SeveralArms",
     "UnavailableArm",
     "UnknownArch",
     "UnknownArm",
     "UnknownFamily",
     "UnknownIdType",
+    "UnservedCapacity",
 ]
 
 
@@ -208,4 +210,39 @@ class OutputUnwritable(PlanfreezeError):
         return (
             f"standard output cannot be written: {self.reason}. What the command did is done, its result is not shown. "
             f"Run it again with somewhere to write to"
+        )
+
+
+class SeveralArms(PlanfreezeError):
+    """A runtime plan is declared with more than one arm."""
+
+    exit_code = 2
+
+    def __init__(self, arms: tuple[str, ...]) -> None:
+        super().__init__(arms)
+        self.arms = arms
+
+    def __str__(self) -> str:
+        return (
+            f"the arms {', '.join(self.arms)} are named. A layer is served from experts that were prepared in one way. "
+            f"Declare one plan per arm, each with: PlanOptions(arms=({self.arms[0]!r},), ...)"
+        )
+
+
+class UnservedCapacity(PlanfreezeError):
+    """A runtime plan is declared with a capacity whose kernels this version does not have."""
+
+    exit_code = 2
+
+    def __init__(self, model: str, tp: int, unserved: tuple[str, ...], served: tuple[int, ...]) -> None:
+        super().__init__(model, tp, unserved, served)
+        self.model, self.tp, self.unserved, self.served = model, tp, unserved, served
+
+    def __str__(self) -> str:
+        one_of = f"capacities={self.served}" if self.served else "capacities up to 8 and the arm inline or native"
+        return (
+            f"{self.model} at tp {self.tp}: no kernels for the capacities {', '.join(self.unserved)}. In this version "
+            f"layers can be bound for direct-route kernels over inline or native scales: up to 8 tokens, where the "
+            f"columns of a rank are 64 more than a multiple of 128. Other calls would have nothing to launch. "
+            f"Declare the plan with: {one_of}"
         )

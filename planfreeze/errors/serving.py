@@ -3,6 +3,7 @@
 from planfreeze.errors.base import PlanfreezeError
 
 __all__ = [
+    "CapacityExceeded",
     "DamagedPrograms",
     "DeviceMissing",
     "EmptyPlan",
@@ -10,11 +11,13 @@ __all__ = [
     "InvalidArgument",
     "KernelsDiffer",
     "LaunchFailed",
+    "LayerReleased",
     "MissingPrograms",
     "PlanMissing",
     "PlansDisagree",
     "SessionState",
     "UnplannedProgram",
+    "UnsuitableExperts",
     "UnsupportedDevice",
     "WrongDevice",
 ]
@@ -228,4 +231,53 @@ class UnsupportedDevice(PlanfreezeError):
             f"the device here has compute capability {self.capability[0]}.{self.capability[1]}, which planfreeze "
             f"does not compile for. A plan for another architecture has to be asked for. Add --arch with one of: "
             f"{', '.join(self.archs)}"
+        )
+
+
+class CapacityExceeded(PlanfreezeError):
+    """A call has more live tokens than any planned capacity."""
+
+    exit_code = 2
+
+    def __init__(self, tokens: int, largest: int) -> None:
+        super().__init__(tokens, largest)
+        self.tokens, self.largest = tokens, largest
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens} live tokens, and the largest planned capacity is {self.largest}. Scratch is sized when a "
+            f"layer is bound, so nothing was launched. Split the call, or declare the plan with a capacity of "
+            f"{self.tokens} or more: python -m pydoc planfreeze.kernels.moe.plan"
+        )
+
+
+class UnsuitableExperts(PlanfreezeError):
+    """Experts are bound to a plan that they were not prepared for."""
+
+    exit_code = 2
+
+    def __init__(self, fact: str, planned: object, found: object) -> None:
+        super().__init__(fact, planned, found)
+        self.fact, self.planned, self.found = fact, planned, found
+
+    def __str__(self) -> str:
+        return (
+            f"the plan has {self.fact} = {self.planned}, the experts were prepared with {self.fact} = {self.found}. "
+            f"Kernels read prepared bytes as they are, and nothing takes the place of what was planned. Prepare them "
+            f"for this plan: python -m pydoc planfreeze.kernels.moe.experts"
+        )
+
+
+class LayerReleased(PlanfreezeError):
+    """An operator names a layer that does not exist, or not any more."""
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(handle)
+        self.handle = handle
+
+    def __str__(self) -> str:
+        return (
+            f"no living MoE layer has the handle {self.handle}. An operator finds its layer by number and does not "
+            f"keep it alive; a number means nothing in another process. Keep the layer, and pass its handle: "
+            f"bind(plan, session, experts).handle"
         )

@@ -10,8 +10,11 @@ import pytest
 
 from planfreeze.errors import InvalidGeometry, UnavailableArm
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
+from planfreeze.kernels.moe.micro_act import MicroActPayload
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
-from planfreeze.kernels.moe.programs import enumerate_programs
+from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload
+from planfreeze.kernels.moe.programs import MicroStages, enumerate_programs, micro_stages
+from planfreeze.kernels.moe.rules import shard
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.models import Model, PlanOptions, load_model, parse_options
@@ -23,10 +26,15 @@ CONFIGS = Path(__file__).parents[1] / "models" / "configs"
 DS41 = load_model("ds41")
 
 ACT_QUANT = ActQuantPayload(hidden=5120)
-INLINE = tuple(
+FC1_INLINE = tuple(
     MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits, csf_inline=True) for bits in (32, 64)
 )
-NATIVE = tuple(MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits) for bits in (32, 64))
+FC1_NATIVE = tuple(MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits) for bits in (32, 64))
+ACT = tuple(MicroActPayload(intermediate=576, id_bits=bits) for bits in (32, 64))
+FC2_INLINE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits, csf_inline=True) for bits in (32, 64))
+FC2_NATIVE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits) for bits in (32, 64))
+INLINE = (*FC1_INLINE, *ACT, *FC2_INLINE)
+NATIVE = (*FC1_NATIVE, *ACT, *FC2_NATIVE)
 EXPANSIONS = (
     ExpandPayload(experts=384, rows=1152, columns=160, group_rows=576),
     ExpandPayload(experts=384, rows=5120, columns=18, group_rows=5120),
@@ -41,12 +49,16 @@ def programs(
     return enumerate_programs(model, tp=tp, target=target(arch), options=options)
 
 
-def test_ds41_on_four_ranks_has_six_programs() -> None:
-    assert programs(DS41, 4) == (ACT_QUANT, *INLINE, *EXPANSIONS, TOPK_SUM)
+def test_ds41_on_four_ranks_has_ten_programs() -> None:
+    listed = programs(DS41, 4)
+    assert listed == (ACT_QUANT, *INLINE, *EXPANSIONS, TOPK_SUM)
+    assert len(listed) == 10
 
 
-def test_all_arms_of_ds41_have_eight_programs() -> None:
-    assert programs(DS41, 4, arms="all") == (ACT_QUANT, *INLINE, *NATIVE, *EXPANSIONS, TOPK_SUM)
+def test_all_arms_of_ds41_have_fourteen_programs() -> None:
+    listed = programs(DS41, 4, arms="all")
+    assert listed == (ACT_QUANT, *INLINE, *FC1_NATIVE, *FC2_NATIVE, *EXPANSIONS, TOPK_SUM)
+    assert len(listed) == 14
 
 
 def test_the_order_of_the_request_does_not_matter() -> None:
@@ -95,7 +107,24 @@ def test_the_limit_concerns_grouped_kernels_alone(limit: int, is_expanded: bool)
 
 @pytest.mark.parametrize(("id_type", "index"), [("int32", 0), ("int64", 1)])
 def test_one_id_type_asks_for_one_direct_route_kernel(id_type: str, index: int) -> None:
-    assert programs(DS41, 4, id_types=id_type, capacities="8") == (ACT_QUANT, INLINE[index], TOPK_SUM)
+    stages = (FC1_INLINE[index], ACT[index], FC2_INLINE[index])
+    assert programs(DS41, 4, id_types=id_type, capacities="8") == (ACT_QUANT, *stages, TOPK_SUM)
+
+
+def test_the_stages_of_a_call_are_planned_programs() -> None:
+    assert micro_stages(shard(DS41, 4), "int64", csf_inline=False) == MicroStages(
+        act_quant=ACT_QUANT,
+        micro_fc1=FC1_NATIVE[1],
+        micro_act=ACT[1],
+        micro_fc2=FC2_NATIVE[1],
+        topk_sum=TOPK_SUM,
+    )
+
+
+def test_the_activation_of_the_model_reaches_its_kernel_alone() -> None:
+    limited = dataclasses.replace(DS41, activation_limit=7.0, fast_math=True)
+    changed = tuple(MicroActPayload(intermediate=576, id_bits=bits, limit="7.0", fast_math=True) for bits in (32, 64))
+    assert programs(limited, 4) == (ACT_QUANT, *FC1_INLINE, *changed, *FC2_INLINE, *EXPANSIONS, TOPK_SUM)
 
 
 def test_kimi_k3_on_sixteen_ranks() -> None:
@@ -103,6 +132,10 @@ def test_kimi_k3_on_sixteen_ranks() -> None:
         ActQuantPayload(hidden=3584),
         MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=32, csf_inline=True),
         MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=64, csf_inline=True),
+        MicroActPayload(intermediate=192, id_bits=32),
+        MicroActPayload(intermediate=192, id_bits=64),
+        MicroFc2Payload(hidden=3584, intermediate=192, id_bits=32, csf_inline=True),
+        MicroFc2Payload(hidden=3584, intermediate=192, id_bits=64, csf_inline=True),
         ExpandPayload(experts=896, rows=384, columns=112, group_rows=192),
         ExpandPayload(experts=896, rows=3584, columns=6, group_rows=3584),
         TopkSumPayload(hidden=3584, top_k=16),
@@ -115,6 +148,10 @@ def test_qwen3_30b_a3b_on_four_ranks() -> None:
         ActQuantPayload(hidden=2048),
         MicroFc1Payload(hidden=2048, intermediate=192, top_k=8, id_bits=32),
         MicroFc1Payload(hidden=2048, intermediate=192, top_k=8, id_bits=64),
+        MicroActPayload(intermediate=192, id_bits=32),
+        MicroActPayload(intermediate=192, id_bits=64),
+        MicroFc2Payload(hidden=2048, intermediate=192, id_bits=32),
+        MicroFc2Payload(hidden=2048, intermediate=192, id_bits=64),
         TopkSumPayload(hidden=2048, top_k=8),
     )
     assert programs(model, 4) == expected

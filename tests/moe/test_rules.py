@@ -19,6 +19,7 @@ from planfreeze.kernels.moe.rules import (
     choose_arms,
     choose_backend,
     choose_scale_mode,
+    has_kernels,
     is_compact,
     is_prepared_inline,
     shard,
@@ -208,3 +209,8 @@ def test_the_limit_decides_for_grouped_kernels_of_inline_experts_alone(
     arm: Arm, capacity: int, limit: int, mode: ScaleMode
 ) -> None:
     assert choose_scale_mode(shard(DS41, 4), capacity, arm, options(limit=limit)) is mode
+
+
+def test_the_kernels_of_this_version_are_the_direct_route_ones_without_a_decoder() -> None:
+    there = [(backend, mode) for backend in Backend for mode in ScaleMode if has_kernels(backend, mode)]
+    assert there == [(Backend.MICRO, ScaleMode.INLINE), (Backend.MICRO, ScaleMode.NATIVE)]

@@ -1,0 +1,133 @@
+"""Family ``micro_act``: silu of the gate times up, quantised to MXFP8 as the second projection of few tokens reads it.
+
+Row ``pair`` of the intermediate is made from row ``pair`` of ``projections``. Routes with an expert id outside
+0..experts-1 are skipped: their rows stay as they were.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import ClassVar
+
+from planfreeze.errors import InvalidPayload
+from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
+from planfreeze.kernels.moe.geometry import GROUP, intermediate_bytes, layout, row_tiles
+from planfreeze.payload import Field, Payload
+from planfreeze.target import Target
+
+__all__ = ["MicroActPayload", "micro_act"]
+
+THREADS = 32
+"""One warp per route and 128-column tile, four columns a lane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroActPayload(Payload):
+    """One variant of ``micro_act``.
+
+    Parameters
+    ----------
+    intermediate : int
+        Columns of each half of the projections, a multiple of 64.
+    id_bits : int
+        Width of the routing ids, 32 or 64.
+    limit : str
+        Activation limit L as Python writes it, such as ``"7.0"``: gate is at most L, up is within -L..L. Text because
+        payloads hold no floats; empty for no limit.
+    fast_math : bool
+        Use the approximate exponential and reciprocal of the hardware.
+
+    Raises
+    ------
+    InvalidPayload
+        A field is outside these limits.
+    """
+
+    family_name: ClassVar[str] = "micro_act"
+    intermediate: int
+    id_bits: int
+    limit: str = ""
+    fast_math: bool = False
+
+    def __post_init__(self) -> None:
+        # A slotted dataclass is a second class object, so super() without arguments does not work here.
+        super(MicroActPayload, self).__post_init__()
+        reason = explain_refusal(self)
+        if reason:
+            raise InvalidPayload(self.family_name, reason)
+
+
+def explain_refusal(payload: MicroActPayload) -> str | None:
+    """Say why no kernel has this variant, or None."""
+    intermediate = payload.intermediate
+    if intermediate <= 0 or intermediate % 64:
+        return f"intermediate = {intermediate} is not a positive multiple of 64 (remainder {intermediate % 64})"
+    if payload.id_bits not in (32, 64):
+        return f"id_bits = {payload.id_bits} is neither 32 nor 64"
+    if payload.limit and not is_limit(payload.limit):
+        return f"limit = {payload.limit!r} is not a finite positive f32 as Python writes it, such as '7.0'"
+    return None
+
+
+def is_limit(text: str) -> bool:
+    """Tell whether a text is the one spelling of a float that is finite and above zero in f32 too."""
+    try:
+        value = float(text)
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except (ValueError, OverflowError):
+        return False
+    return str(value) == text and math.isfinite(rounded) and rounded > 0
+
+
+@family(MicroActPayload, version=1)
+def micro_act(payload: MicroActPayload, target: Target) -> Definition:
+    """Arguments ``projections, topk_ids, intermediate, pairs, experts, rows``; one block per route and tile."""
+    tiles = row_tiles(payload.intermediate)
+
+    def grid(scalars: Scalars, resident_blocks: int) -> Grid:
+        return (scalars["pairs"] * tiles, 1, 1)
+
+    return Definition(arguments=arguments(payload, target), source=source(payload, target), grid=grid)
+
+
+def arguments(payload: MicroActPayload, target: Target) -> tuple[Argument, ...]:
+    """List the kernel parameters in order."""
+
+    def intermediate_elements(scalars: Scalars) -> int:
+        # A buffer of fewer rows than there are pairs is too small: every pair has a row.
+        rows = max(scalars["rows"], scalars["pairs"])
+        return intermediate_bytes(target.arch, rows, payload.intermediate)
+
+    return (
+        pointer("projections", "bf16", lambda s: s["pairs"] * 2 * payload.intermediate),
+        pointer(
+            "topk_ids",
+            "i32" if payload.id_bits == 32 else "i64",
+            lambda s: s["pairs"],
+            alignment=payload.id_bits // 8,
+        ),
+        pointer("intermediate", "u8", intermediate_elements),
+        scalar("pairs"),
+        scalar("experts"),
+        scalar("rows"),
+    )
+
+
+def source(payload: MicroActPayload, target: Target) -> CuteSource:
+    """Name the kernel class and its launch facts."""
+    arch = layout(target.arch)
+    constants: tuple[tuple[str, Field], ...] = (
+        ("intermediate", payload.intermediate),
+        ("id_bits", payload.id_bits),
+        ("is_paired", arch.activation_order != tuple(range(GROUP))),
+        ("is_float_scale", arch.activation_scale_dtype == "f32"),
+    )
+    if payload.limit:
+        constants += (("limit", payload.limit),)
+    if payload.fast_math:
+        constants += (("fast_math", True),)
+    return CuteSource(
+        kernel="planfreeze.kernels.moe.micro_act_cute:MicroAct",
+        constants=constants,
+        launch=LaunchInfo(block=(THREADS, 1, 1)),
+    )

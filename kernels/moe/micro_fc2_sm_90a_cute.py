@@ -1,0 +1,229 @@
+"""Kernel of family ``micro_fc2`` for sm_90a."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma import sm_90a as mma
+from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
+from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.moe.geometry import padded_width, row_tiles
+from planfreeze.kernels.moe.micro_fc2 import THREADS_SM_90A, pipeline_sm_90a
+
+__all__ = ["MicroFc2"]
+
+CONSUMERS = 128
+COLUMN_STRIDE = 4 * mma.CHUNK_BYTES
+"""Weights of 128 rows and K32."""
+ROW_BYTES, ROW_SCALE_BYTES = 128, 16
+"""One intermediate row of K128 and its four fp32 scales."""
+
+
+class MicroFc2:
+    """Second projection of every route, one route and one tile of 128 output rows per task.
+
+    Math: ``route_output[pair, row] = bf16(alpha[e] * topk_weights[pair] * sum_k a[pair, k] * w[e, row, k])`` with
+    e = topk_ids[pair]. Every group of 32 K is a product of its own, rescaled and added in fp32, in K order; then the
+    sum is multiplied by 64 (see ``mma``), alpha and weight, every operation rounded on its own. Routes with an id
+    outside 0..experts-1 get zeros.
+
+    Arguments: ``intermediate`` u8, for ``rows`` rows: payload ``(rows, padded K)`` in the byte order of sm_90a, then
+    f32 scales ``(padded K / 128, rows, 4)``; ``w2`` 32-bit words ``[expert][128-row tile][K128][K32][32-row
+    chunk][lane][nt]``; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``;
+    ``topk_ids`` and ``topk_weights`` f32 ``(pairs,)``, ``alpha`` f32 ``(experts,)``, ``route_output`` bf16
+    ``(pairs, hidden)``; then ``pairs``, ``experts`` and ``rows``. Tensors are 16-byte aligned, ids and weights to their
+    own size.
+
+    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply 32 rows each. Warp 4 fills a ring of 4 stages of K128 by
+    bulk copies, and rebuilds the staged scales to fp32 two steps later, so that both kinds of scale storage reach the
+    very same instructions of the other warps. Steps are numbered through, whatever the task: the ring never drains
+    between tasks, which are as short as one step. When K is an odd multiple of 64 the last step of a task has K64.
+    44,032 bytes of shared memory (inline: 43,008) and at most 96 registers: 4 blocks per SM. Persistent blocks stride
+    over the tasks, pair-major. sm_90a.
+
+    Parameters
+    ----------
+    launch : LaunchInfo
+        160 threads and the shared memory of :func:`~planfreeze.kernels.moe.micro_fc2.pipeline_sm_90a`.
+    hidden, intermediate : int
+        Output rows, a multiple of 256, and K, a multiple of 64.
+    id_bits : int
+        32 or 64: width of the expert ids.
+    csf_inline : bool
+        Read scales from inline storage.
+    """
+
+    def __init__(
+        self, *, launch: LaunchInfo, hidden: int, intermediate: int, id_bits: int, csf_inline: bool = False
+    ) -> None:
+        self.launch = launch
+        self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
+        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
+        storage = InlineRows if csf_inline else NativeRows
+        self.scales = storage(self.pipeline, intermediate=intermediate)
+        self.hidden = hidden
+        self.id_bits = id_bits
+        self.tiles = row_tiles(hidden)
+        self.row_block_bytes = 128 * intermediate // 2
+        self.padded = padded_width(intermediate)
+        self.steps = row_tiles(intermediate)
+        self.whole_steps = intermediate // 128
+        self.lag = self.pipeline.stages - 2
+
+    def __repr__(self) -> str:
+        # CuTe DSL puts this into the kernel's symbol.
+        return "MicroFc2"
+
+    @cute.jit
+    def __call__(self, *arguments):
+        *parameters, stream = arguments
+        self.kernel(tuple(parameters)).launch(
+            grid=[1, 1, 1],
+            block=list(self.launch.block),
+            smem=self.launch.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=self.launch.min_blocks,
+            preferred_smem_carveout=self.launch.carveout_percent,
+        )
+
+    @cute.kernel
+    def kernel(self, parameters):
+        topk_ids, pairs = parameters[-7], parameters[-3]
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
+        walk = (block, blocks, pairs * self.tiles)
+        if thread == 0:
+            mma.init_stages(self.pipeline, shared)
+        first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
+        if block < walk[2]:
+            first_id = self.load_id(topk_ids, block)
+        cute.arch.sync_threads()
+        if thread >= CONSUMERS:
+            self.produce(shared, thread & 31, walk, first_id, parameters)
+        else:
+            self.consume(shared, thread, walk, first_id, parameters)
+
+    def split_task(self, task):
+        """Return the pair and the 128-row tile of a task."""
+        pair = Uint32(task) // Uint32(self.tiles)
+        return pair, Int32(Uint32(task) - pair * Uint32(self.tiles))
+
+    def load_id(self, topk_ids, task):
+        """Load the expert id of a task's pair, Int32 or Int64."""
+        pair, _ = self.split_task(task)
+        address = topk_ids + Int64(pair) * (self.id_bits // 8)
+        return ptx.load_global_i32(address) if self.id_bits == 32 else ptx.load_global_i64(address)
+
+    @cute.jit
+    def produce(self, shared, lane, walk, next_id, parameters):
+        """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
+        block, blocks, tasks = walk
+        intermediate, w2 = parameters[:2]
+        addresses = parameters[2:-7]
+        topk_ids, experts, rows = parameters[-7], parameters[-2], parameters[-1]
+        first_row_scales = intermediate + Int64(rows) * self.padded
+        stage, parity = shared, Int32(1)
+        behind, behind_parity, behind_step = shared, Int32(0), Int32(0)
+        bases = Uint32(0)
+        copied = Int32(0)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            # Ids are loaded one task ahead: a load takes about as long as a step.
+            current = next_id
+            if task + blocks < tasks:
+                next_id = self.load_id(topk_ids, task + blocks)
+            if (current >= 0) & (current < experts):
+                pair, tile = self.split_task(task)
+                row_block = Int64(current) * self.tiles + Int64(tile)
+                weights = w2 + row_block * self.row_block_bytes
+                row = intermediate + Int64(pair) * self.padded
+                row_scales = first_row_scales + Int64(pair) * ROW_SCALE_BYTES
+                scales = self.scales.locate(addresses, row_block)
+                for step in cutlass.range(0, self.steps, 1, unroll=1):
+                    ptx.wait(stage + self.pipeline.empty, parity)
+                    with cute.arch.elect_one():
+                        self.copy(stage, weights, row, row_scales, step)
+                        self.scales.copy(stage, addresses, scales, row_block, step)
+                    weights = weights + WEIGHT_BYTES
+                    row = row + ROW_BYTES
+                    row_scales = row_scales + Int64(rows) * ROW_SCALE_BYTES
+                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                    if copied >= self.lag:
+                        bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
+                        behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                        behind_step = self.advance_step(behind_step)
+                    copied = copied + 1
+        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
+            bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
+            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+            behind_step = self.advance_step(behind_step)
+
+    def copy(self, stage, weights, row, row_scales, step):
+        """Start the copies that ``full`` waits for: weights, of K64 in a tail, the intermediate row and its scales."""
+        full = stage + self.pipeline.full
+        size_bytes = cutlass.min(Int32(WEIGHT_BYTES), Int32(self.row_block_bytes) - step * WEIGHT_BYTES)
+        ptx.arrive_expecting(full, size_bytes + (ROW_BYTES + ROW_SCALE_BYTES))
+        ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
+        ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
+        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
+
+    @cute.jit
+    def finish(self, stage, parity, lane, step, bases, addresses):
+        """Rebuild the scales of a stage once they have landed, and arrive on ``full``; return its row bases."""
+        ptx.wait(stage + self.pipeline.landed, parity)
+        if step == 0:
+            bases = self.scales.load_bases(stage, lane)
+        self.scales.rebuild(stage, lane, step, bases, addresses)
+        mma.arrive_once(stage + self.pipeline.full)
+        return bases
+
+    @cute.jit
+    def advance_step(self, step):
+        """Count the steps of a task round and round."""
+        step = step + 1
+        if step == self.steps:
+            step = Int32(0)
+        return step
+
+    @cute.jit
+    def consume(self, shared, thread, walk, next_id, parameters):
+        """Multiply the stages of every task; lanes 0, 4, .. 28 store the results of their four rows."""
+        block, blocks, tasks = walk
+        topk_ids, topk_weights, alpha, route_output, _, experts, _ = parameters[-7:]
+        lane, warp = thread & 31, thread >> 5
+        quad = lane >> 2
+        weight_offset = warp * mma.CHUNK_BYTES + lane * 16
+        scale_offset = self.pipeline.scales + (warp * 8 + quad) * 16
+        first_row = warp * 32 + quad
+        sums = cute.make_rmem_tensor((4,), Float32)
+        stage, parity = shared, Int32(0)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            current = next_id
+            if task + blocks < tasks:
+                next_id = self.load_id(topk_ids, task + blocks)
+            pair, tile = self.split_task(task)
+            factor, weight = Float32(0.0), Float32(0.0)
+            for nt in cutlass.range_constexpr(4):
+                sums[nt] = Float32(0.0)
+            if (current >= 0) & (current < experts):
+                factor = ptx.load_global_f32(alpha + Int64(current) * 4)
+                weight = ptx.load_global_f32(topk_weights + Int64(pair) * 4)
+                for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
+                    ptx.wait(stage + self.pipeline.full, parity)
+                    mma.multiply_row(self.pipeline, stage, weight_offset, scale_offset, COLUMN_STRIDE, sums)
+                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                if cutlass.const_expr(self.steps > self.whole_steps):
+                    ptx.wait(stage + self.pipeline.full, parity)
+                    mma.multiply_row(
+                        self.pipeline, stage, weight_offset, scale_offset, COLUMN_STRIDE, sums, mma.TAIL_COLUMNS
+                    )
+                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+            if (lane & 3) == 0:
+                first = Int64(pair) * self.hidden + Int64(tile * 128 + first_row)
+                target = route_output + first * 2
+                for nt in cutlass.range_constexpr(4):
+                    value = ptx.mul_rn(ptx.mul_rn(sums[nt], Float32(mma.PRODUCT_FACTOR)), factor)
+                    ptx.store_global_bf16(target + 16 * nt, ptx.mul_rn(value, weight))

@@ -1,0 +1,338 @@
+"""The MoE layer at run time: bound once to a frozen session and to prepared experts, then run call by call.
+
+:func:`bind` checks and allocates; :meth:`MoELayer.run` launches five programs. A layer is also reachable as the torch
+operator ``planfreeze::moe_micro``, which ``torch.compile`` traces without looking inside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NoReturn
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from planfreeze.device import Device
+from planfreeze.errors import InvalidArgument, LayerReleased, SessionState, UnsuitableExperts, WrongArch
+from planfreeze.kernels.moe.experts import PreparedExperts, select_scales
+from planfreeze.kernels.moe.geometry import layout
+from planfreeze.kernels.moe.plan import MoEPlan
+from planfreeze.kernels.moe.programs import MicroStages
+from planfreeze.programs import Bound, Program
+from planfreeze.sessions import Session
+from planfreeze.target import target
+
+__all__ = ["MicroPrograms", "MoELayer", "Scratch", "bind", "moe_micro"]
+
+ID_DTYPES = {"int32": torch.int32, "int64": torch.int64}
+WORKSPACE_ALIGNMENT_BYTES = 16
+"""Kernels move scratch in 16-byte loads and stores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """Buffers of a call, views of one workspace; see :class:`~planfreeze.kernels.moe.plan.ScratchSizes`."""
+
+    a8: Tensor
+    a_scale: Tensor
+    projections: Tensor
+    intermediate: Tensor
+    route_output: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroPrograms:
+    """Loaded programs of a direct-route call in the order of their launches."""
+
+    act_quant: Program
+    micro_fc1: Program
+    micro_act: Program
+    micro_fc2: Program
+    topk_sum: Program
+
+
+# By handle, so that an operator can find a layer; kept alive by their owners alone.
+layers: WeakValueDictionary[int, "MoELayer"] = WeakValueDictionary()
+handles = count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class MoELayer:
+    """One MoE layer of one rank, ready to run; made by :func:`bind`.
+
+    Parameters
+    ----------
+    plan : MoEPlan
+        What the layer was bound by.
+    experts : PreparedExperts
+        Its weights.
+    workspace : Tensor
+        ``(plan.scratch.workspace,)`` uint8 or longer: the scratch of every call.
+    scratch : Scratch
+        Views of the workspace.
+    programs : mapping
+        Programs by capacity and type of routing ids.
+    w13_scales, w2_scales : tuple of Tensor
+        What stands in the scale arguments: one native plane, or the three parts of inline storage.
+    handle : int
+        The layer's number for :func:`moe_micro`, unique in this process, valid as long as the layer is alive.
+
+    Notes
+    -----
+    Calls of one layer, and of all layers that share a workspace, overwrite the same scratch: they have to be ordered,
+    as they are on one stream.
+    """
+
+    plan: MoEPlan
+    experts: PreparedExperts
+    workspace: Tensor
+    scratch: Scratch
+    programs: Mapping[tuple[int, torch.dtype], MicroPrograms]
+    w13_scales: tuple[Tensor, ...]
+    w2_scales: tuple[Tensor, ...]
+    handle: int = field(default_factory=lambda: next(handles))
+
+    def __post_init__(self) -> None:
+        layers[self.handle] = self
+
+    def run(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor:
+        """Compute the layer on torch's current stream.
+
+        Parameters
+        ----------
+        x : Tensor
+            ``(tokens, hidden)`` bf16, 0 to the largest capacity tokens.
+        topk_ids : Tensor
+            ``(tokens, top_k)`` int32 or int64. A route to an expert that is not there contributes zero.
+        topk_weights : Tensor
+            ``(tokens, top_k)`` f32.
+        out : Tensor, optional
+            ``(tokens, hidden)`` bf16. Given, the call allocates nothing on the device; None allocates it.
+
+        Returns
+        -------
+        Tensor
+            ``out``: per token the weighted sum over its routes.
+
+        Raises
+        ------
+        CapacityExceeded
+            There are more tokens than the largest capacity holds.
+        InvalidArgument
+            Names the tensor whose type, shape, device, strides or alignment is another; nothing was launched.
+        SessionState
+            The session was closed.
+        LaunchFailed
+            The driver refused a launch.
+
+        Notes
+        -----
+        Never waits for the device, reads no tensor on the host, and works while a CUDA graph is captured. Without
+        tokens nothing is launched. Autograd does not see it.
+        """
+        self.check_shapes(x, topk_ids, topk_weights)
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        elif not isinstance(out, Tensor) or out.shape != x.shape:
+            refuse("out", f"is {describe(out)}, not a tensor of shape {tuple(x.shape)} as x")
+        # All are bound before the first is launched: a call that is refused leaves the device alone.
+        bound = self.bind_call(x, topk_ids, topk_weights, out)
+        if len(x):
+            for ready in bound:
+                ready.launch()
+        return out
+
+    def bind_call(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> tuple[Bound, ...]:
+        """Bind the programs of one call, in the order of their launches; parameters and errors as :meth:`run`."""
+        tokens, top_k = topk_ids.shape
+        planned, pairs, experts = self.plan.choose(tokens), tokens * top_k, self.experts.experts
+        programs, scratch = self.programs[planned.capacity, topk_ids.dtype], self.scratch
+        return (
+            programs.act_quant.bind(x, scratch.a8, scratch.a_scale, tokens),
+            programs.micro_fc1.bind(
+                scratch.a8,
+                scratch.a_scale,
+                self.experts.w13,
+                *self.w13_scales,
+                topk_ids,
+                self.experts.alpha1,
+                scratch.projections,
+                pairs,
+                experts,
+            ),
+            programs.micro_act.bind(scratch.projections, topk_ids, scratch.intermediate, pairs, experts, planned.rows),
+            programs.micro_fc2.bind(
+                scratch.intermediate,
+                self.experts.w2,
+                *self.w2_scales,
+                topk_ids,
+                topk_weights,
+                self.experts.alpha2,
+                scratch.route_output,
+                pairs,
+                experts,
+                planned.rows,
+            ),
+            programs.topk_sum.bind(scratch.route_output, out, tokens),
+        )
+
+    def check_shapes(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
+        """Check what no program sees: shapes, and the type that selects the programs."""
+        model = self.plan.sharded.model
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != model.hidden:
+            refuse("x", f"is {describe(x)}, not a tensor of shape (tokens, {model.hidden})")
+        routes = (x.shape[0], model.top_k)
+        for name, value in (("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+            if not isinstance(value, Tensor) or value.shape != routes:
+                refuse(name, f"is {describe(value)}, not a tensor of shape {routes}")
+        if topk_ids.dtype not in (ID_DTYPES[id_type] for id_type in self.plan.id_types):
+            refuse("topk_ids", f"has dtype {topk_ids.dtype}, and the plan serves {', '.join(self.plan.id_types)}")
+
+
+def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace: Tensor | None = None) -> MoELayer:
+    """Bind a layer to its programs, weights and scratch.
+
+    Parameters
+    ----------
+    plan : MoEPlan
+        How the layer is served.
+    session : Session
+        A frozen session whose plans hold the programs.
+    experts : PreparedExperts
+        Weights prepared for the plan's architecture and arm, on the session's device.
+    workspace : Tensor, optional
+        ``plan.scratch.workspace`` bytes or more, uint8, aligned to 16 bytes, which layers may share whose calls are
+        ordered. None allocates one.
+
+    Raises
+    ------
+    SessionState
+        The session is not frozen.
+    UnsuitableExperts
+        The experts were prepared for another architecture, another geometry or another arm. Nothing is converted.
+    UnplannedProgram
+        The session holds no program for a payload of the plan; names the nearest one.
+    WrongArch
+        The session's device is not of the plan's architecture.
+    InvalidArgument
+        The workspace or the experts' tensors are not on the device, or the workspace is too small.
+    """
+    if not session.is_frozen:
+        raise SessionState("a layer cannot be bound: the session is not frozen", "session.freeze() before bind()")
+    check_experts(plan, experts)
+    programs = {
+        (planned.capacity, ID_DTYPES[id_type]): load(session, stages)
+        for planned in plan.capacities
+        for id_type, stages in zip(plan.id_types, planned.stages, strict=True)
+    }
+    device = next(iter(programs.values())).act_quant.device
+    if device.capability != target(plan.arch).capability:
+        raise WrongArch("the MoE layer", plan.arch, f"{device.name} (compute capability {device.capability})")
+    if experts.w13.device != device.torch_device:
+        refuse("experts", f"are on {experts.w13.device}, the programs on {device.torch_device}", call="bind")
+    if workspace is None:
+        workspace = torch.empty(plan.scratch.workspace, dtype=torch.uint8, device=device.torch_device)
+    check_workspace(workspace, plan.scratch.workspace, device)
+    return MoELayer(
+        plan=plan,
+        experts=experts,
+        workspace=workspace,
+        scratch=divide(plan, workspace),
+        programs=programs,
+        w13_scales=select_scales(experts, "w13"),
+        w2_scales=select_scales(experts, "w2"),
+    )
+
+
+def load(session: Session, stages: MicroStages) -> MicroPrograms:
+    return MicroPrograms(
+        act_quant=session.program(stages.act_quant),
+        micro_fc1=session.program(stages.micro_fc1),
+        micro_act=session.program(stages.micro_act),
+        micro_fc2=session.program(stages.micro_fc2),
+        topk_sum=session.program(stages.topk_sum),
+    )
+
+
+def divide(plan: MoEPlan, workspace: Tensor) -> Scratch:
+    """Return the buffers of a workspace, each of the type its kernels take."""
+    dtypes = {
+        "a8": torch.uint8,
+        "a_scale": torch.float32 if layout(plan.arch).activation_scale_dtype == "f32" else torch.uint8,
+        "projections": torch.bfloat16,
+        "intermediate": torch.uint8,
+        "route_output": torch.bfloat16,
+    }
+    places = plan.scratch.places()
+    return Scratch(**{name: workspace[first:last].view(dtypes[name]) for name, (first, last) in places.items()})
+
+
+def check_experts(plan: MoEPlan, experts: PreparedExperts) -> None:
+    """Refuse experts that were prepared for something else."""
+    model = plan.sharded.model
+    facts = (
+        ("arch", plan.arch, experts.arch),
+        ("hidden", model.hidden, experts.hidden),
+        ("intermediate", plan.sharded.intermediate, experts.intermediate),
+        ("experts", model.experts, experts.experts),
+        ("arm", plan.arm, experts.arm),
+    )
+    for fact, planned, found in facts:
+        if planned != found:
+            raise UnsuitableExperts(fact, planned, found)
+
+
+def check_workspace(workspace: Tensor, size_bytes: int, device: Device) -> None:
+    """Refuse a workspace that the calls of a layer do not fit."""
+    if not isinstance(workspace, Tensor) or workspace.dtype != torch.uint8 or workspace.dim() != 1:
+        refuse("workspace", f"is {describe(workspace)}, not a flat uint8 tensor", call="bind")
+    if workspace.device != device.torch_device:
+        refuse("workspace", f"is on {workspace.device}, the programs on {device.torch_device}", call="bind")
+    if not workspace.is_contiguous():
+        refuse("workspace", f"has stride {workspace.stride(0)}: it is not contiguous", call="bind")
+    if workspace.numel() < size_bytes:
+        refuse("workspace", f"has {workspace.numel()} bytes, the plan needs {size_bytes}", call="bind")
+    if workspace.data_ptr() % WORKSPACE_ALIGNMENT_BYTES:
+        refuse("workspace", f"at {workspace.data_ptr():#x} is not aligned to 16 bytes", call="bind")
+
+
+def describe(value: object) -> str:
+    """Say what a value is, in words for a message."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def refuse(argument: str, reason: str, *, call: str = "MoELayer.run") -> NoReturn:
+    raise InvalidArgument(call, argument, reason)
+
+
+@torch.library.custom_op("planfreeze::moe_micro", mutates_args=())  # type: ignore[untyped-decorator]  # torch is Any
+def moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: int) -> Tensor:
+    """Run a layer as a torch operator that returns a new tensor; ``torch.compile`` keeps it as one call.
+
+    Parameters
+    ----------
+    x, topk_ids, topk_weights : Tensor
+        As :meth:`MoELayer.run`.
+    layer : int
+        :attr:`MoELayer.handle`. It only finds the layer and does not keep it: a compiled graph or an exported program
+        that names it works as long as somebody holds the layer, in the process that bound it. Being a number, it is
+        no reason to trace a function again for the next layer.
+
+    Raises
+    ------
+    LayerReleased
+        No living layer has this handle.
+    """
+    found = layers.get(layer)
+    if found is None:
+        raise LayerReleased(layer)
+    return found.run(x, topk_ids, topk_weights)
+
+
+@moe_micro.register_fake  # type: ignore[untyped-decorator]  # torch is Any
+def trace_moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: int) -> Tensor:
+    """Return the shape of the result. The layer is not asked: its handle may be a symbol here."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -1,0 +1,200 @@
+"""A device without a GPU: its driver runs the reference of a loaded program over the memory a launch points to.
+
+Everything else is real: cubins out of a store, a frozen session, bound arguments, packed parameters. So a layer that
+passes a wrong address, count or order computes wrong numbers here as it would on a GPU.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planfreeze.device import Device
+from planfreeze.family import ITEM_BYTES, Definition
+from planfreeze.kernels.moe import reference
+from planfreeze.kernels.moe.geometry import GROUP, layout
+from planfreeze.kernels.moe.weights import unpack_w2, unpack_w13
+from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES, ScaleGeometry
+from planfreeze.kernels.scales.inline import decode
+from planfreeze.kernels.scales.native import logical_scales
+from planfreeze.kernels.scales.storage import InlineScales
+from planfreeze.payload import Payload
+from planfreeze.sessions import Session
+
+ARCH = "sm_90a"
+SUCCESS = SimpleNamespace(name="CUDA_SUCCESS", value=0)
+DTYPES = {
+    "u8": torch.uint8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u32": torch.uint32,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+}
+
+
+class ReferenceDriver:
+    """Answers every driver call, and computes when a program is launched."""
+
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared",
+        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carveout",
+    )
+    CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[Payload, Definition]] = {}
+        self.launches: list[tuple[str, dict[str, int]]] = []
+
+    def cuLibraryLoadData(self, cubin: bytes, *_: Any) -> tuple[Any, str]:  # noqa: N802  # the driver's own names
+        return SUCCESS, hashlib.sha256(cubin).hexdigest()
+
+    def cuLibraryGetKernel(self, library: str, symbol: bytes) -> tuple[Any, str]:  # noqa: N802
+        return SUCCESS, library
+
+    def cuKernelGetFunction(self, kernel: str) -> tuple[Any, str]:  # noqa: N802
+        return SUCCESS, kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: (SUCCESS, 4)
+
+    def cuLaunchKernel(self, function: str, *others: Any) -> tuple[Any]:  # noqa: N802
+        payload, definition = self.known[function]
+        pointers = (ctypes.c_int64 * len(definition.arguments)).from_address(others[8])
+        words = {
+            argument.name: ctypes.c_int64.from_address(pointer).value
+            for argument, pointer in zip(definition.arguments, pointers, strict=True)
+        }
+        self.launches.append((payload.family_name, words))
+        scalars = {argument.name: words[argument.name] for argument in definition.arguments if not argument.is_pointer}
+        values: dict[str, Any] = dict(words)
+        for argument in definition.arguments:
+            if argument.elements is not None:
+                size = argument.elements(scalars) * ITEM_BYTES[argument.dtype]
+                values[argument.name] = memory(words[argument.name], size).view(DTYPES[argument.dtype])
+        KERNELS[payload.family_name](payload, SimpleNamespace(**values), words)
+        return (SUCCESS,)
+
+
+class ReferenceDevice(Device):
+    """A device of ARCH whose memory is the host's."""
+
+    def __init__(self) -> None:
+        self.ordinal = 0
+        self.driver = ReferenceDriver()
+        self.torch = torch
+        self.torch_device = torch.device("cpu")
+        self.name = "reference device"
+        self.capability = (9, 0)
+        self.sm_count = 132
+        self._primary = "primary context"
+        self.dtypes = DTYPES
+        self._current_stream = lambda ordinal: 0
+
+
+def freeze(session: Session) -> ReferenceDriver:
+    """Freeze a session on a device of its own and return its driver."""
+    device = ReferenceDevice()
+    session._device = device
+    session.freeze()
+    for digest, program in session._programs.items():
+        device.driver.known[program._function] = (session._planned[digest][0].payload, program.definition)
+    return device.driver
+
+
+def memory(address: int, size_bytes: int) -> Tensor:
+    """View host memory."""
+    if not size_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_char * size_bytes).from_address(address), dtype=torch.uint8)
+
+
+def run_act_quant(payload: Any, values: Any, words: dict[str, int]) -> None:
+    quantised, scales = reference.quantise_mxfp8(values.x.view(-1, payload.hidden))
+    values.a8.copy_(reference.arrange_activations(quantised, ARCH).flatten())
+    values.a_scale.copy_(reference.activation_scales(scales, ARCH).flatten())
+
+
+def run_micro_fc1(payload: Any, values: Any, words: dict[str, int]) -> None:
+    activations = restore(values.a8.view(-1, payload.hidden)).view(torch.float8_e4m3fn).double()
+    activations = activations * values.a_scale.double().repeat_interleave(GROUP).view(activations.shape)
+    codes = unpack_w13(
+        values.w13.view(values.experts, -1), ARCH, hidden=payload.hidden, intermediate=payload.intermediate
+    )
+    geometry = ScaleGeometry(
+        rows=2 * payload.intermediate, columns=payload.hidden // GROUP, group_rows=payload.intermediate
+    )
+    scales = read_scales(geometry, payload, values, words)
+    projections = values.projections.view(values.pairs, -1)
+    for expert, pairs in reference.pairs_by_expert(values.topk_ids, values.experts):
+        sums = activations[pairs // payload.top_k] @ reference.dequantise_mxfp4(codes[expert], scales[expert]).T
+        up, gate = (sums * values.alpha[expert].double()).chunk(2, dim=-1)
+        projections[pairs] = torch.cat((gate, up), dim=-1).to(torch.bfloat16)
+
+
+def run_micro_act(payload: Any, values: Any, words: dict[str, int]) -> None:
+    limit = float(payload.limit) if payload.limit else None
+    projections = values.projections.view(values.pairs, -1)
+    activations = reference.micro_activation(projections, values.topk_ids, values.experts, limit=limit)
+    quantised, scales = reference.quantise_intermediate(activations)
+    stored, stored_scales = reference.intermediate_planes(values.intermediate, ARCH, values.rows, payload.intermediate)
+    for _, pairs in reference.pairs_by_expert(values.topk_ids, values.experts):
+        stored[pairs] = reference.arrange_activations(quantised[pairs], ARCH)
+        stored_scales[pairs] = reference.activation_scales(scales[pairs], ARCH).view(len(pairs), -1, 4)
+
+
+def run_micro_fc2(payload: Any, values: Any, words: dict[str, int]) -> None:
+    stored, stored_scales = reference.intermediate_planes(values.intermediate, ARCH, values.rows, payload.intermediate)
+    quantised = restore(stored[: values.pairs].contiguous())
+    bytes_of_scales = (stored_scales[: values.pairs].contiguous().view(torch.int32) >> 23 & 255).to(torch.uint8)
+    codes = unpack_w2(
+        values.w2.view(values.experts, -1), ARCH, hidden=payload.hidden, intermediate=payload.intermediate
+    )
+    geometry = ScaleGeometry(rows=payload.hidden, columns=payload.intermediate // GROUP, group_rows=payload.hidden)
+    routes = reference.micro_fc2(
+        quantised,
+        bytes_of_scales.flatten(1),
+        codes,
+        read_scales(geometry, payload, values, words),
+        values.topk_ids,
+        values.topk_weights,
+        alpha=values.alpha,
+    )
+    values.route_output.copy_(routes.flatten())
+
+
+def run_topk_sum(payload: Any, values: Any, words: dict[str, int]) -> None:
+    rows = values.route_output.view(-1, payload.hidden)
+    values.out.copy_(reference.sum_routes(rows, payload.top_k).flatten())
+
+
+KERNELS: dict[str, Callable[[Any, Any, dict[str, int]], None]] = {
+    "act_quant": run_act_quant,
+    "micro_fc1": run_micro_fc1,
+    "micro_act": run_micro_act,
+    "micro_fc2": run_micro_fc2,
+    "topk_sum": run_topk_sum,
+}
+
+
+def restore(stored: Tensor) -> Tensor:
+    """Bring activation bytes back to K order."""
+    order = torch.tensor(layout(ARCH).activation_order).argsort()
+    return stored.unflatten(-1, (-1, GROUP))[..., order].flatten(-2).contiguous()
+
+
+def read_scales(geometry: ScaleGeometry, payload: Any, values: Any, words: dict[str, int]) -> Tensor:
+    """Return the logical scales that a projection's arguments point to."""
+    if not payload.csf_inline:
+        return logical_scales(geometry, values.scales.view(values.experts, -1))
+    headers = values.tiles.view(-1, TILE_BLOCK_BYTES)[:, 64:68].contiguous().view(torch.int32)
+    raw_tiles = int((headers < 0).sum())
+    assert words["bases"] == words["tiles"] + len(values.tiles)
+    assert not raw_tiles or words["raw"] == words["bases"] + len(values.bases)
+    storage = memory(words["tiles"], geometry.inline_bytes(values.experts, raw_tiles))
+    inline = InlineScales(geometry=geometry, experts=values.experts, storage=storage, raw_tiles=raw_tiles)
+    return logical_scales(geometry, decode(inline))
