@@ -3,12 +3,15 @@
 from typing import Any
 
 import torch
-from layer import ARCH, Projection, exceptional_scales, make_projection, random_routes
+from layer import ARCH, Projection, Sizes, exceptional_scales, make_w13, random_routes
 from torch import Tensor
 
 from planfreeze.kernels.moe import reference
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
+from planfreeze.kernels.moe.geometry import intermediate_bytes
+from planfreeze.kernels.moe.micro_act import MicroActPayload
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
+from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.kernels.scales.inline import encode
@@ -156,24 +159,26 @@ class MicroCall:
         self, session: Session, layer: Projection, inline: MicroFc1Payload, native: MicroFc1Payload, tokens: int
     ) -> None:
         self.layer = layer
-        pairs, columns = tokens * layer.top_k, 2 * layer.intermediate
+        pairs, columns = tokens * layer.sizes.top_k, 2 * layer.sizes.intermediate
         seed = generator(tokens)
-        self.x = 0.1 * torch.randn(tokens, layer.hidden, generator=seed, device=DEVICE).bfloat16()
-        self.ids = random_routes(tokens, layer.experts, layer.top_k, seed).to(ID_TYPES[inline.id_bits])
-        self.alpha = 0.5 + torch.rand(layer.experts, generator=seed, device=DEVICE)
-        self.a8 = torch.empty(tokens, layer.hidden, dtype=torch.uint8, device=DEVICE)
-        self.a_scale = torch.empty(tokens, layer.hidden // 32, device=DEVICE)
+        self.x = 0.1 * torch.randn(tokens, layer.sizes.hidden, generator=seed, device=DEVICE).bfloat16()
+        self.ids = random_routes(tokens, layer.sizes.experts, layer.sizes.top_k, seed).to(ID_TYPES[inline.id_bits])
+        self.alpha = 0.5 + torch.rand(layer.sizes.experts, generator=seed, device=DEVICE)
+        self.a8 = torch.empty(tokens, layer.sizes.hidden, dtype=torch.uint8, device=DEVICE)
+        self.a_scale = torch.empty(tokens, layer.sizes.hidden // 32, device=DEVICE)
         self.found = torch.empty(2, pairs, columns, dtype=torch.bfloat16, device=DEVICE)
         self.poison()
-        quantise = session.program(ActQuantPayload(hidden=layer.hidden))
+        quantise = session.program(ActQuantPayload(hidden=layer.sizes.hidden))
         activations = (self.a8, self.a_scale, layer.words)
         routes = (self.ids, self.alpha)
         self.bound = (
             quantise.bind(self.x, self.a8, self.a_scale, tokens),
             session.program(inline).bind(
-                *activations, *layer.inline.parts(), *routes, self.found[0], pairs, layer.experts
+                *activations, *layer.inline.parts(), *routes, self.found[0], pairs, layer.sizes.experts
             ),
-            session.program(native).bind(*activations, layer.native, *routes, self.found[1], pairs, layer.experts),
+            session.program(native).bind(
+                *activations, layer.native, *routes, self.found[1], pairs, layer.sizes.experts
+            ),
         )
 
     def run(self) -> None:
@@ -190,8 +195,8 @@ class MicroCall:
     def change_inputs(self) -> None:
         """Negate the activations and move every route to the next expert; then take one id out of range."""
         self.x.neg_()
-        self.ids.add_(1).remainder_(self.layer.experts)
-        self.ids.view(-1)[-1] = self.layer.experts
+        self.ids.add_(1).remainder_(self.layer.sizes.experts)
+        self.ids.view(-1)[-1] = self.layer.sizes.experts
 
     def compare(self) -> float:
         """Return the relative L2 error; raise when the forms differ, or it is beyond the tolerance."""
@@ -208,27 +213,98 @@ class MicroCall:
         return error
 
 
-def check_micro_layer(session: Session, experts: int, payload: MicroFc1Payload) -> dict[str, Any]:
-    """Check one model's projection for both id types."""
-    layer = make_projection(
-        experts=experts,
-        hidden=payload.hidden,
-        intermediate=payload.intermediate,
-        top_k=payload.top_k,
-        generator=generator(7),
-        make_scales=exceptional_scales,
-    )
+def check_micro_layer(session: Session, sizes: Sizes) -> dict[str, Any]:
+    """Check one model's first projection for both id types."""
+    layer = make_w13(sizes, generator(7), exceptional_scales)
     found = []
     for bits in ID_TYPES:
-        inline, native = (
-            MicroFc1Payload(
-                hidden=payload.hidden,
-                intermediate=payload.intermediate,
-                top_k=payload.top_k,
-                id_bits=bits,
-                csf_inline=csf_inline,
-            )
-            for csf_inline in (True, False)
-        )
+        inline, native = (fc1_payload(sizes, bits, csf_inline=csf_inline) for csf_inline in (True, False))
         found.append(check_micro_fc1(session, layer, inline, native))
     return max(found, key=lambda figures: figures["relative_l2_max"])
+
+
+def fc1_payload(sizes: Sizes, bits: int, *, csf_inline: bool) -> MicroFc1Payload:
+    """Return a variant of the first projection."""
+    return MicroFc1Payload(
+        hidden=sizes.hidden,
+        intermediate=sizes.intermediate,
+        top_k=sizes.top_k,
+        id_bits=bits,
+        csf_inline=csf_inline,
+    )
+
+
+def fc2_payload(sizes: Sizes, bits: int, *, csf_inline: bool) -> MicroFc2Payload:
+    """Return a variant of the second projection."""
+    return MicroFc2Payload(hidden=sizes.hidden, intermediate=sizes.intermediate, id_bits=bits, csf_inline=csf_inline)
+
+
+def spoilt_routes(sizes: Sizes, tokens: int, bits: int) -> Tensor:
+    """Draw routes of which one in the middle and the last are out of range."""
+    ids = random_routes(tokens, sizes.experts, sizes.top_k, generator(tokens)).to(ID_TYPES[bits])
+    ids.view(-1)[ids.numel() // 2] = -1
+    ids.view(-1)[-1] = sizes.experts
+    return ids
+
+
+def check_micro_act(session: Session, sizes: Sizes, payload: MicroActPayload) -> dict[str, Any]:
+    """Activate and quantise random projections; bytes equal the reference's but for rare roundings."""
+    different = total = 0
+    for tokens in LIVE_TOKENS:
+        ids = spoilt_routes(sizes, tokens, payload.id_bits)
+        pairs, rows = ids.numel(), ids.numel() + 5
+        columns = 2 * sizes.intermediate
+        projections = (3 * torch.randn(pairs, columns, generator=generator(tokens), device=DEVICE)).bfloat16()
+        size_bytes = intermediate_bytes(ARCH, rows, sizes.intermediate)
+        buffer = torch.full((size_bytes,), POISON, dtype=torch.uint8, device=DEVICE)
+        session.program(payload).bind(projections, ids, buffer, pairs, sizes.experts, rows).launch()
+        activations = reference.micro_activation(projections, ids, sizes.experts)
+        is_live = ~activations[:, 0].isnan()
+        expected = reference.arrange_intermediate(*reference.quantise_intermediate(activations), ARCH, rows)
+        (found, found_scales), (wanted, wanted_scales) = (
+            reference.intermediate_planes(each, ARCH, rows, sizes.intermediate) for each in (buffer, expected)
+        )
+        untouched = torch.cat((found[:pairs][~is_live].flatten(), found[pairs:].flatten()))
+        require(bool((untouched == POISON).all()), "a row of an invalid or absent route was written")
+        live, live_wanted = found[:pairs][is_live], wanted[:pairs][is_live]
+        require(torch.equal(found_scales[:pairs][is_live], wanted_scales[:pairs][is_live]), "scales differ")
+        different += int((live != live_wanted).sum())
+        total += live.numel()
+    require(different <= total * 1e-3, f"{different} of {total} bytes differ")
+    return {"compared_with": "float64 reference", "bytes": total, "bytes_one_rounding_off": different}
+
+
+def check_micro_fc2(session: Session, layer: Projection, bits: int) -> dict[str, Any]:
+    """Compare inline with native bit for bit and both with float64, from the reference's own intermediate."""
+    sizes = layer.sizes
+    errors = []
+    for tokens in LIVE_TOKENS:
+        seed = generator(tokens)
+        ids = spoilt_routes(sizes, tokens, bits)
+        pairs, rows = ids.numel(), ids.numel() + 5
+        activations = torch.randn(pairs, sizes.intermediate, generator=seed, device=DEVICE).bfloat16()
+        quantised = reference.quantise_intermediate(activations)
+        buffer = reference.arrange_intermediate(*quantised, ARCH, rows)
+        weights = torch.rand(pairs, generator=seed, device=DEVICE)
+        alpha = 0.5 + torch.rand(sizes.experts, generator=seed, device=DEVICE)
+        found = torch.full((2, pairs, sizes.hidden), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+        for out, csf_inline, scales in ((found[0], True, layer.inline.parts()), (found[1], False, (layer.native,))):
+            program = session.program(fc2_payload(sizes, bits, csf_inline=csf_inline))
+            routes = (ids, weights, alpha)
+            program.bind(buffer, layer.words, *scales, *routes, out, pairs, sizes.experts, rows).launch()
+        torch.cuda.synchronize()
+        require(
+            same_bits(found[0], found[1]), f"inline and native differ in {int((found[0] != found[1]).sum())} places"
+        )
+        expected = reference.micro_fc2(*quantised, layer.codes, layer.scales, ids, weights, alpha=alpha)
+        is_skipped = ((ids < 0) | (ids >= sizes.experts)).view(-1)
+        require(not bool(found[0][is_skipped].any()), "a row of an invalid route is not zero")
+        require(bool(found[0].isfinite().all()) and bool(found[0].any()), "results are not finite, or all zero")
+        errors.append(relative_l2(found[0], expected))
+        require(errors[-1] <= TOLERANCE, f"relative L2 error {errors[-1]:.3e} against float64")
+    return {
+        "compared_with": "the other form of scales bit for bit, float64 reference",
+        "live_tokens": LIVE_TOKENS,
+        "relative_l2_max": max(errors),
+        "tolerance": TOLERANCE,
+    }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planfreeze.kernels.moe.weights import pack_w13
+from planfreeze.kernels.moe.weights import pack_w2, pack_w13
 from planfreeze.kernels.scales.geometry import ScaleGeometry
 from planfreeze.kernels.scales.inline import encode
 from planfreeze.kernels.scales.native import native_plane
@@ -16,21 +16,28 @@ ARCH = "sm_90a"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """The first projection of a layer, in all forms its kernels read.
-
-    Parameters
-    ----------
-    codes : Tensor
-        ``(experts, 2 * intermediate, hidden / 2)`` logical FP4 codes, up rows first.
-    scales : Tensor
-        ``(experts, 2 * intermediate, hidden / 32)`` E8M0 bytes.
-    """
+class Sizes:
+    """Geometry of one rank's layer."""
 
     experts: int
     hidden: int
     intermediate: int
     top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """One projection of a layer, in all forms its kernels read.
+
+    Parameters
+    ----------
+    codes : Tensor
+        ``(experts, rows, K / 2)`` logical FP4 codes; of the first projection the up rows, then the gate rows.
+    scales : Tensor
+        ``(experts, rows, K / 32)`` E8M0 bytes.
+    """
+
+    sizes: Sizes
     codes: Tensor
     scales: Tensor
     words: Tensor
@@ -38,32 +45,36 @@ class Projection:
     inline: InlineScales
 
 
+MakeScales = Callable[[ScaleGeometry, int, torch.Generator], Tensor]
+
+
+def make_w13(sizes: Sizes, generator: torch.Generator, make_scales: MakeScales) -> Projection:
+    """Make the first projection: random weights, and scales by ``make_scales``."""
+    rows, columns = 2 * sizes.intermediate, sizes.hidden // 32
+    geometry = ScaleGeometry(rows=rows, columns=columns, group_rows=sizes.intermediate)
+    return make_projection(sizes, geometry, pack_w13, generator, make_scales)
+
+
+def make_w2(sizes: Sizes, generator: torch.Generator, make_scales: MakeScales) -> Projection:
+    """Make the second projection: random weights, and scales by ``make_scales``."""
+    rows, columns = sizes.hidden, sizes.intermediate // 32
+    geometry = ScaleGeometry(rows=rows, columns=columns, group_rows=rows)
+    return make_projection(sizes, geometry, pack_w2, generator, make_scales)
+
+
 def make_projection(
-    *,
-    experts: int,
-    hidden: int,
-    intermediate: int,
-    top_k: int,
+    sizes: Sizes,
+    geometry: ScaleGeometry,
+    pack: Callable[[Tensor, str], Tensor],
     generator: torch.Generator,
-    make_scales: Callable[[ScaleGeometry, int, torch.Generator], Tensor],
+    make_scales: MakeScales,
 ) -> Projection:
-    """Make random weights, and scales by ``make_scales``."""
-    rows = 2 * intermediate
-    geometry = ScaleGeometry(rows=rows, columns=hidden // 32, group_rows=intermediate)
-    codes = random_bytes(generator, 0, 255, experts, rows, hidden // 2)
-    scales = make_scales(geometry, experts, generator)
+    """Make a projection of a geometry in all forms."""
+    codes = random_bytes(generator, 0, 255, sizes.experts, geometry.rows, geometry.columns * 16)
+    scales = make_scales(geometry, sizes.experts, generator)
     native = native_plane(geometry, scales)
-    return Projection(
-        experts=experts,
-        hidden=hidden,
-        intermediate=intermediate,
-        top_k=top_k,
-        codes=codes,
-        scales=scales,
-        words=pack_w13(codes, ARCH),
-        native=native,
-        inline=encode(geometry, native),
-    )
+    inline = encode(geometry, native)
+    return Projection(sizes=sizes, codes=codes, scales=scales, words=pack(codes, ARCH), native=native, inline=inline)
 
 
 def exceptional_scales(geometry: ScaleGeometry, experts: int, generator: torch.Generator) -> Tensor:

@@ -26,17 +26,21 @@ import checks
 import pack
 import timings
 import torch
+from layer import Sizes, exceptional_scales, make_w2, make_w13, serving_scales
 from probe_checks import check_planes, check_words
 
 import planfreeze
 from planfreeze.errors import MissingPrograms, UnplannedProgram
 from planfreeze.guard import no_compilation
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
+from planfreeze.kernels.moe.micro_act import MicroActPayload
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
+from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.models import load_model
 from planfreeze.payload import Payload
+from planfreeze.plans import Plan
 from planfreeze.resolve import planned_programs, program_name
 from planfreeze.sessions import Session
 
@@ -85,7 +89,6 @@ def run_checks(run: Run, store: Path) -> None:
     """Run every check."""
     session = run.session
     for plan in pack.model_plans():
-        model = load_model(plan.model)
         for payload in plan.payloads:
             if isinstance(payload, ActQuantPayload):
                 run.check(program_name(payload), [payload], lambda p=payload: checks.check_act_quant(session, p))
@@ -93,12 +96,7 @@ def run_checks(run: Run, store: Path) -> None:
                 run.check(program_name(payload), [payload], lambda p=payload: checks.check_topk_sum(session, p))
             elif isinstance(payload, ExpandPayload):
                 run.check(program_name(payload), [payload], lambda p=payload: checks.check_expand(session, p))
-        micro = [payload for payload in plan.payloads if isinstance(payload, MicroFc1Payload)]
-        run.check(
-            f"micro_fc1 of {plan.name}",
-            micro,
-            lambda first=micro[0], experts=model.experts: checks.check_micro_layer(session, experts, first),
-        )
+        run_micro_checks(run, plan)
         torch.cuda.empty_cache()
     for geometry in pack.INLINE_GEOMETRIES:
         payload = pack.expand_payload(geometry)
@@ -111,7 +109,35 @@ def run_checks(run: Run, store: Path) -> None:
             run.check(program_name(words), [words], lambda p=words: check_words(session, p))
         planes = [pack.planes_payload(geometry, is_inline=inline) for inline in (False, True)]
         run.check(program_name(planes[1]), planes, lambda p=planes: check_planes(session, *p))
-    run.check("a removed program is refused", [], lambda: check_removed(store))
+    run.check("X2: a removed program is refused", [], lambda: check_removed(store))
+
+
+def run_micro_checks(run: Run, plan: Plan) -> None:
+    """Check the kernels of a model's direct-route layer."""
+    session, sizes = run.session, layer_sizes(plan)
+
+    def of(kind: type[Payload]) -> list[Any]:
+        return [payload for payload in plan.payloads if isinstance(payload, kind)]
+
+    run.check(f"micro_fc1 of {plan.name}", of(MicroFc1Payload), lambda: checks.check_micro_layer(session, sizes))
+    for payload in of(MicroActPayload):
+        run.check(program_name(payload), [payload], lambda p=payload: checks.check_micro_act(session, sizes, p))
+    layer = make_w2(sizes, checks.generator(8), exceptional_scales)
+    for bits in checks.ID_TYPES:
+        programs = [payload for payload in of(MicroFc2Payload) if payload.id_bits == bits]
+        name = f"micro_fc2 of {plan.name}, {bits}-bit ids"
+        run.check(name, programs, lambda b=bits: checks.check_micro_fc2(session, layer, b))
+
+
+def layer_sizes(plan: Plan) -> Sizes:
+    """Return the geometry of a model's layer on one rank."""
+    model = load_model(plan.model)
+    return Sizes(
+        experts=model.experts,
+        hidden=model.hidden,
+        intermediate=model.intermediate // plan.tp,
+        top_k=model.top_k,
+    )
 
 
 def check_removed(store: Path) -> dict[str, Any]:
@@ -146,14 +172,16 @@ def expect(error: type[Exception], call: Callable[[], Any], named: str) -> None:
 def run_timings(session: Session, figures: dict[str, Any]) -> None:
     """Add the timings of ds41 on four ranks to ``figures`` as they come."""
     plan = pack.model_plans()[0]
-    first = next(payload for payload in plan.payloads if isinstance(payload, MicroFc1Payload))
+    sizes = layer_sizes(plan)
     expands = tuple(payload for payload in plan.payloads if isinstance(payload, ExpandPayload))
-    figures["launch_host_us"] = timings.time_launch(session, first.hidden, first.top_k)
-    figures["small_us"] = timings.time_small(session, first.hidden, first.top_k)
+    figures["launch_host_us"] = timings.time_launch(session, sizes.hidden, sizes.top_k)
+    figures["small_us"] = timings.time_small(session, sizes.hidden, sizes.top_k)
     figures["expand_layer_us"] = timings.time_expand(session, expands)
     figures["encode_layer_ms"] = timings.time_encode(tuple(p.geometry for p in expands), expands[0].experts)
-    layer = timings.make_layer(load_model(plan.model).experts, first)
-    figures["micro_fc1_us"] = timings.time_micro_fc1(session, layer)
+    w13 = make_w13(sizes, checks.generator(7), serving_scales)
+    w2 = make_w2(sizes, checks.generator(8), serving_scales)
+    figures["micro_fc1_us"] = timings.time_projection(session, w13, timings.bind_fc1)
+    figures["micro_fc2_us"] = timings.time_projection(session, w2, timings.bind_fc2)
 
 
 def describe_machine(session: Session) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from checks import DEVICE, generator
-from layer import Projection, make_projection, random_routes, serving_scales
+from checks import DEVICE, fc1_payload, fc2_payload, generator
+from layer import ARCH, Projection, random_routes, serving_scales
 from torch import Tensor
 
+from planfreeze.kernels.moe import reference
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
-from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.kernels.scales.geometry import ScaleGeometry
@@ -62,55 +62,60 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def make_layer(experts: int, payload: MicroFc1Payload) -> Projection:
-    """Make the random projection that a payload reads."""
-    return make_projection(
-        experts=experts,
-        hidden=payload.hidden,
-        intermediate=payload.intermediate,
-        top_k=payload.top_k,
-        generator=generator(7),
-        make_scales=serving_scales,
-    )
+Binder = Callable[[Session, Projection, Tensor], dict[str, Callable[[], None]]]
 
 
-def time_micro_fc1(session: Session, layer: Projection) -> dict[str, Any]:
+def time_projection(session: Session, layer: Projection, bind: Binder) -> dict[str, Any]:
     """Time both forms at 1, 3 and 8 tokens over five routings; the floor counts each routed expert once."""
     figures = {}
+    sizes = layer.sizes
     for tokens in (1, 3, 8):
         arms: dict[str, list[Callable[[], None]]] = {"inline": [], "native": []}
         experts_read = []
         for seed in range(ROUTINGS):
-            ids = random_routes(tokens, layer.experts, layer.top_k, generator(100 + seed))
+            ids = random_routes(tokens, sizes.experts, sizes.top_k, generator(100 + seed))
             experts_read.append(ids.unique().numel())
-            for name, call in micro_calls(session, layer, ids).items():
+            for name, call in bind(session, layer, ids).items():
                 arms[name].append(call)
         timed = median_us(arms)
-        weights = layer.words.numel() // layer.experts
         for name, scales in (("inline", layer.inline.storage), ("native", layer.native)):
-            timed[name]["floor_bytes"] = statistics.mean(experts_read) * (weights + scales.numel() / layer.experts)
+            expert_bytes = (layer.words.numel() + scales.numel()) / sizes.experts
+            timed[name]["floor_bytes"] = statistics.mean(experts_read) * expert_bytes
         figures[str(tokens)] = timed
     return figures
 
 
-def micro_calls(session: Session, layer: Projection, ids: Tensor) -> dict[str, Callable[[], None]]:
-    """Bind both forms to random activations."""
-    tokens, pairs = ids.shape[0], ids.numel()
-    seed = generator(3)
-    a8 = torch.randint(0, 120, (tokens, layer.hidden), generator=seed, device=DEVICE, dtype=torch.uint8)
-    a_scale = torch.rand(tokens, layer.hidden // 32, generator=seed, device=DEVICE)
-    alpha = torch.ones(layer.experts, device=DEVICE)
-    out = torch.empty(pairs, 2 * layer.intermediate, dtype=torch.bfloat16, device=DEVICE)
+def forms(layer: Projection) -> tuple[tuple[str, tuple[Tensor, ...]], ...]:
+    """Return both forms of a projection's scales as kernels take them."""
+    return ("inline", layer.inline.parts()), ("native", (layer.native,))
+
+
+def bind_fc1(session: Session, layer: Projection, ids: Tensor) -> dict[str, Callable[[], None]]:
+    """Bind both forms of the first projection to random activations."""
+    sizes, tokens, pairs, seed = layer.sizes, ids.shape[0], ids.numel(), generator(3)
+    a8 = torch.randint(0, 120, (tokens, sizes.hidden), generator=seed, device=DEVICE, dtype=torch.uint8)
+    a_scale = torch.rand(tokens, sizes.hidden // 32, generator=seed, device=DEVICE)
+    alpha = torch.ones(sizes.experts, device=DEVICE)
+    out = torch.empty(pairs, 2 * sizes.intermediate, dtype=torch.bfloat16, device=DEVICE)
     calls = {}
-    for name, scales in (("inline", layer.inline.parts()), ("native", (layer.native,))):
-        payload = MicroFc1Payload(
-            hidden=layer.hidden,
-            intermediate=layer.intermediate,
-            top_k=layer.top_k,
-            id_bits=64,
-            csf_inline=name == "inline",
-        )
-        bound = session.program(payload).bind(a8, a_scale, layer.words, *scales, ids, alpha, out, pairs, layer.experts)
+    for name, scales in forms(layer):
+        program = session.program(fc1_payload(sizes, 64, csf_inline=name == "inline"))
+        bound = program.bind(a8, a_scale, layer.words, *scales, ids, alpha, out, pairs, sizes.experts)
+        calls[name] = bound.launch
+    return calls
+
+
+def bind_fc2(session: Session, layer: Projection, ids: Tensor) -> dict[str, Callable[[], None]]:
+    """Bind both forms of the second projection to a random intermediate."""
+    sizes, pairs, seed = layer.sizes, ids.numel(), generator(3)
+    activations = torch.randn(pairs, sizes.intermediate, generator=seed, device=DEVICE).bfloat16()
+    buffer = reference.arrange_intermediate(*reference.quantise_intermediate(activations), ARCH, pairs)
+    weights, alpha = torch.rand(pairs, generator=seed, device=DEVICE), torch.ones(sizes.experts, device=DEVICE)
+    out = torch.empty(pairs, sizes.hidden, dtype=torch.bfloat16, device=DEVICE)
+    calls = {}
+    for name, scales in forms(layer):
+        program = session.program(fc2_payload(sizes, 64, csf_inline=name == "inline"))
+        bound = program.bind(buffer, layer.words, *scales, ids, weights, alpha, out, pairs, sizes.experts, pairs)
         calls[name] = bound.launch
     return calls
 
