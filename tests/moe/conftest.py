@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+import planfreeze
 from planfreeze.family import CuteSource
 
 COMPILE = """
@@ -70,7 +71,12 @@ def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comp
             "pointers": pointers,
             "scalars": scalars,
         }
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONHASHSEED": str(fresh)}
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "PYTHONHASHSEED": str(fresh),
+            "PYTHONPATH": str(Path(planfreeze.__file__).parents[1]),
+        }
         subprocess.run(
             [sys.executable, "-c", COMPILE],
             input=json.dumps(request),

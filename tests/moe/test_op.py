@@ -33,7 +33,8 @@ from planfreeze.kernels.moe.op import MoELayer, bind, moe_micro
 from planfreeze.kernels.moe.plan import MoEPlan, declare
 from planfreeze.models import Arm, Model, PlanOptions
 from planfreeze.plans import make_plan
-from planfreeze.sessions import Session, session
+from planfreeze.process_session import session
+from planfreeze.sessions import Session
 from planfreeze.target import target
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 256, 64, 4, 2
