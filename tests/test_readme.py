@@ -60,7 +60,7 @@ def test_the_first_command_installs_what_is_needed_and_builds(tmp_path: Path) ->
     replay = [checkout / ".venv/bin/planfreeze", "replay", "--model", "ds41", "--tp", "4", "--json"]
     replayed = subprocess.run(replay, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert replayed.returncode == 0, replayed.stderr
-    assert json.loads(replayed.stdout)["resolved"] == 10
+    assert json.loads(replayed.stdout)["resolved"] == 16
 
 
 def test_every_file_that_the_documents_link_to_is_there() -> None:

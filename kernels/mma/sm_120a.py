@@ -15,13 +15,15 @@ import cutlass
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from planfreeze.kernels.mma.memory import select
+from planfreeze.kernels.mma.memory import load_shared_x2, select
 from planfreeze.kernels.mma.ptx import emit, load_global_x4, load_shared
 
 __all__ = [
     "accumulate_product",
     "activation_registers",
     "clear_tail",
+    "load_activations",
+    "place_activations",
     "rebuild_words",
     "scaled_product",
     "spread",
@@ -33,6 +35,8 @@ __all__ = [
 HEADER = 64
 RECORDS = 68
 RAW_TILE_BYTES = 512
+ACTIVATION_STRIDE = 128
+"""Bytes from one staged activation row to the next."""
 
 
 def weight_registers(word):
@@ -189,3 +193,29 @@ def rebuild_words(block, bases, slot, raw):
                 word2 = select(offset == 2, (word2 & keep) | value, word2)
                 word3 = select(offset == 3, (word3 & keep) | value, word3)
     return word0, word1, word2, word3
+
+
+def place_activations(row, piece):
+    """Return the offset of 16-byte piece ``piece`` (0..7) of an activation row in 16 staged rows of up to K128.
+
+    Rows are 128 bytes apart. Bits 5 and 6 of the place are changed by the row, so that neither the 8-byte loads of
+    :func:`load_activations` nor copies of whole rows or of their first halves meet in a bank.
+    """
+    return row * ACTIVATION_STRIDE + (piece * 16 ^ swizzle(row))
+
+
+def load_activations(staged, quad, column, group: Constexpr):
+    """Load the A registers of K32 group ``group`` from 16 rows staged as :func:`place_activations` says.
+
+    ``quad`` and ``column`` are those of the lane. Returns what :func:`scaled_product` takes.
+    """
+    first = staged + quad * ACTIVATION_STRIDE + ((column * 8 | swizzle(quad)) ^ 32 * group)
+    even, odd = activation_registers(*load_shared_x2(first))
+    # Eight rows further the row changes the place alike.
+    even_after, odd_after = activation_registers(*load_shared_x2(first + 8 * ACTIVATION_STRIDE))
+    return even, even_after, odd, odd_after
+
+
+def swizzle(row):
+    """Return the bits of a place in a row of 128 bytes that the row changes."""
+    return (row & 1) << 6 | (row & 2) << 4

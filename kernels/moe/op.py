@@ -1,13 +1,14 @@
 """The MoE layer at run time: bound once to a frozen session and to prepared experts, then run call by call.
 
-:func:`bind` checks and allocates; :meth:`MoELayer.run` launches five programs. A layer is also reachable as the torch
-operator ``planfreeze::moe_micro``, which ``torch.compile`` traces without looking inside.
+:func:`bind` checks and allocates; :meth:`MoELayer.run` launches the programs of the smallest capacity that holds the
+call. A layer is also reachable as the torch operator ``planfreeze::moe_micro``, which ``torch.compile`` traces without
+looking inside.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
@@ -15,41 +16,22 @@ from torch import Tensor
 
 from planfreeze.device import Device
 from planfreeze.errors import InvalidArgument, LayerReleased, SessionState, UnsuitableExperts, WrongArch
-from planfreeze.kernels.moe.experts import PreparedExperts, select_scales
-from planfreeze.kernels.moe.geometry import layout
+from planfreeze.kernels.moe.calls import ARGUMENTS, Call, Operands, Scratch, divide, select_operands
+from planfreeze.kernels.moe.experts import PreparedExperts
 from planfreeze.kernels.moe.plan import MoEPlan
-from planfreeze.kernels.moe.programs import MicroStages
+from planfreeze.kernels.moe.rules import ScaleMode
+from planfreeze.kernels.moe.stages import StageName
 from planfreeze.programs import Bound, Program
 from planfreeze.sessions import Session
 from planfreeze.target import target
 
-__all__ = ["MicroPrograms", "MoELayer", "Scratch", "bind", "moe_micro"]
+__all__ = ["CallPrograms", "MoELayer", "bind", "moe_micro"]
 
 ID_DTYPES = {"int32": torch.int32, "int64": torch.int64}
 WORKSPACE_ALIGNMENT_BYTES = 16
 """Kernels move scratch in 16-byte loads and stores."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scratch:
-    """Buffers of a call, views of one workspace; see :class:`~planfreeze.kernels.moe.plan.ScratchSizes`."""
-
-    a8: Tensor
-    a_scale: Tensor
-    projections: Tensor
-    intermediate: Tensor
-    route_output: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroPrograms:
-    """Loaded programs of a direct-route call in the order of their launches."""
-
-    act_quant: Program
-    micro_fc1: Program
-    micro_act: Program
-    micro_fc2: Program
-    topk_sum: Program
+CallPrograms: TypeAlias = tuple[tuple[StageName, Program], ...]
+"""Loaded programs of a call in the order of their launches, each with the stage it is."""
 
 
 # By handle, so that an operator can find a layer; kept alive by their owners alone.
@@ -73,8 +55,8 @@ class MoELayer:
         Views of the workspace.
     programs : mapping
         Programs by capacity and type of routing ids.
-    w13_scales, w2_scales : tuple of Tensor
-        What stands in the scale arguments: one native plane, or the three parts of inline storage.
+    operands : mapping
+        What stands in the scale arguments, by the way scales reach the kernels of a capacity.
     handle : int
         The layer's number for :func:`moe_micro`, unique in this process, valid as long as the layer is alive.
 
@@ -88,9 +70,8 @@ class MoELayer:
     experts: PreparedExperts
     workspace: Tensor
     scratch: Scratch
-    programs: Mapping[tuple[int, torch.dtype], MicroPrograms]
-    w13_scales: tuple[Tensor, ...]
-    w2_scales: tuple[Tensor, ...]
+    programs: Mapping[tuple[int, torch.dtype], CallPrograms]
+    operands: Mapping[ScaleMode, Operands]
     handle: int = field(default_factory=lambda: next(handles))
 
     def __post_init__(self) -> None:
@@ -145,37 +126,19 @@ class MoELayer:
 
     def bind_call(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> tuple[Bound, ...]:
         """Bind the programs of one call, in the order of their launches; parameters and errors as :meth:`run`."""
-        tokens, top_k = topk_ids.shape
-        planned, pairs, experts = self.plan.choose(tokens), tokens * top_k, self.experts.experts
-        programs, scratch = self.programs[planned.capacity, topk_ids.dtype], self.scratch
-        return (
-            programs.act_quant.bind(x, scratch.a8, scratch.a_scale, tokens),
-            programs.micro_fc1.bind(
-                scratch.a8,
-                scratch.a_scale,
-                self.experts.w13,
-                *self.w13_scales,
-                topk_ids,
-                self.experts.alpha1,
-                scratch.projections,
-                pairs,
-                experts,
-            ),
-            programs.micro_act.bind(scratch.projections, topk_ids, scratch.intermediate, pairs, experts, planned.rows),
-            programs.micro_fc2.bind(
-                scratch.intermediate,
-                self.experts.w2,
-                *self.w2_scales,
-                topk_ids,
-                topk_weights,
-                self.experts.alpha2,
-                scratch.route_output,
-                pairs,
-                experts,
-                planned.rows,
-            ),
-            programs.topk_sum.bind(scratch.route_output, out, tokens),
+        planned = self.plan.choose(len(x))
+        call = Call(
+            planned=planned,
+            experts=self.experts,
+            operands=self.operands[planned.scale_mode],
+            scratch=self.scratch,
+            x=x,
+            topk_ids=topk_ids,
+            topk_weights=topk_weights,
+            out=out,
         )
+        programs = self.programs[planned.capacity, topk_ids.dtype]
+        return tuple(program.bind(*ARGUMENTS[stage](call)) for stage, program in programs)
 
     def check_shapes(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
         """Check what no program sees: shapes, and the type that selects the programs."""
@@ -221,51 +184,30 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
     if not session.is_frozen:
         raise SessionState("a layer cannot be bound: the session is not frozen", "session.freeze() before bind()")
     check_experts(plan, experts)
+    # Every plan quantises activations, on every architecture, so a wrong one is told before a program that is missing.
+    device = session.program(plan.capacities[0].stages[0][0].payload).device
+    if device.capability != target(plan.arch).capability:
+        raise WrongArch("the MoE layer", plan.arch, f"{device.name} (compute capability {device.capability})")
     programs = {
-        (planned.capacity, ID_DTYPES[id_type]): load(session, stages)
+        (planned.capacity, ID_DTYPES[id_type]): tuple((stage.name, session.program(stage.payload)) for stage in stages)
         for planned in plan.capacities
         for id_type, stages in zip(plan.id_types, planned.stages, strict=True)
     }
-    device = next(iter(programs.values())).act_quant.device
-    if device.capability != target(plan.arch).capability:
-        raise WrongArch("the MoE layer", plan.arch, f"{device.name} (compute capability {device.capability})")
     if experts.w13.device != device.torch_device:
         refuse("experts", f"are on {experts.w13.device}, the programs on {device.torch_device}", call="bind")
     if workspace is None:
         workspace = torch.empty(plan.scratch.workspace, dtype=torch.uint8, device=device.torch_device)
     check_workspace(workspace, plan.scratch.workspace, device)
+    scratch = divide(plan, workspace)
+    modes = {planned.scale_mode for planned in plan.capacities}
     return MoELayer(
         plan=plan,
         experts=experts,
         workspace=workspace,
-        scratch=divide(plan, workspace),
+        scratch=scratch,
         programs=programs,
-        w13_scales=select_scales(experts, "w13"),
-        w2_scales=select_scales(experts, "w2"),
+        operands={mode: select_operands(experts, scratch, mode) for mode in modes},
     )
-
-
-def load(session: Session, stages: MicroStages) -> MicroPrograms:
-    return MicroPrograms(
-        act_quant=session.program(stages.act_quant),
-        micro_fc1=session.program(stages.micro_fc1),
-        micro_act=session.program(stages.micro_act),
-        micro_fc2=session.program(stages.micro_fc2),
-        topk_sum=session.program(stages.topk_sum),
-    )
-
-
-def divide(plan: MoEPlan, workspace: Tensor) -> Scratch:
-    """Return the buffers of a workspace, each of the type its kernels take."""
-    dtypes = {
-        "a8": torch.uint8,
-        "a_scale": torch.float32 if layout(plan.arch).activation_scale_dtype == "f32" else torch.uint8,
-        "projections": torch.bfloat16,
-        "intermediate": torch.uint8,
-        "route_output": torch.bfloat16,
-    }
-    places = plan.scratch.places()
-    return Scratch(**{name: workspace[first:last].view(dtypes[name]) for name, (first, last) in places.items()})
 
 
 def check_experts(plan: MoEPlan, experts: PreparedExperts) -> None:

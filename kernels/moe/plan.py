@@ -5,11 +5,10 @@ capacities a call belongs to. Imports nothing heavy.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import reduce
 
 from planfreeze.errors import CapacityExceeded, SeveralArms, UnservedCapacity
-from planfreeze.kernels.moe.geometry import GROUP, ceil_div, intermediate_bytes, layout
-from planfreeze.kernels.moe.programs import MicroStages, micro_stages
 from planfreeze.kernels.moe.rules import (
     Backend,
     ScaleMode,
@@ -20,59 +19,13 @@ from planfreeze.kernels.moe.rules import (
     has_kernels,
     shard,
 )
+from planfreeze.kernels.moe.scratch import Counts, ScratchSizes, count_rows, size_scratch
+from planfreeze.kernels.moe.stages import Stage, list_stages
 from planfreeze.models import Arm, Model, PlanOptions
 from planfreeze.payload import Payload
 from planfreeze.target import Target
 
-__all__ = ["CapacityPlan", "MoEPlan", "ScratchSizes", "declare"]
-
-PART_ALIGNMENT_BYTES = 256
-"""Parts of a workspace start at multiples of it: what torch's allocator gives, and a multiple of a sector."""
-BF16_BYTES = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScratchSizes:
-    """Bytes of each scratch buffer of a call.
-
-    Parameters
-    ----------
-    a8, a_scale : int
-        Quantised activations, one row per token, and their scales.
-    projections : int
-        Gate and up columns in bf16, one row per route.
-    intermediate : int
-        Quantised intermediate with its scale planes, one row per route.
-    route_output : int
-        Weighted results in bf16, one row per route.
-    """
-
-    a8: int
-    a_scale: int
-    projections: int
-    intermediate: int
-    route_output: int
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of one workspace that holds every buffer."""
-        return sum(align(size) for _, size in self.items())
-
-    def items(self) -> tuple[tuple[str, int], ...]:
-        """Return the name and size of each buffer, in the order of a workspace."""
-        return tuple((part.name, getattr(self, part.name)) for part in fields(self))
-
-    def places(self) -> dict[str, tuple[int, int]]:
-        """Return the first byte of each buffer in a workspace, and the one behind its last."""
-        found, first = {}, 0
-        for name, size in self.items():
-            found[name] = (first, first + size)
-            first += align(size)
-        return found
-
-
-def align(size_bytes: int) -> int:
-    return PART_ALIGNMENT_BYTES * ceil_div(size_bytes, PART_ALIGNMENT_BYTES)
+__all__ = ["CapacityPlan", "MoEPlan", "declare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,23 +36,23 @@ class CapacityPlan:
     ----------
     capacity : int
         Largest number of live tokens.
-    rows : int
-        Rows of the intermediate: one per route at this capacity, whatever the live count.
+    counts : Counts
+        Rows and tiles at this capacity, whatever the live count.
     backend : Backend
         The kernels.
     scale_mode : ScaleMode
         How scales reach them.
-    stages : tuple of MicroStages
-        Payloads in the order of launches, one entry per type of routing ids.
+    stages : tuple of tuple of Stage
+        Launches in their order, one entry per type of routing ids.
     scratch : ScratchSizes
         What a call of this capacity needs.
     """
 
     capacity: int
-    rows: int
+    counts: Counts
     backend: Backend
     scale_mode: ScaleMode
-    stages: tuple[MicroStages, ...]
+    stages: tuple[tuple[Stage, ...], ...]
     scratch: ScratchSizes
 
 
@@ -114,7 +67,7 @@ class MoEPlan:
     arch : str
         Exact architecture of programs and experts.
     arm : str
-        How experts have to be prepared: ``inline`` or ``native``.
+        How experts have to be prepared: ``inline``, ``expand`` or ``native``.
     inline_limit : int
         The inline limit as it was when the plan was declared.
     id_types : tuple of str
@@ -138,7 +91,7 @@ class MoEPlan:
     @property
     def scratch(self) -> ScratchSizes:
         """What a call of any capacity needs."""
-        return self.capacities[-1].scratch
+        return reduce(ScratchSizes.cover, (planned.scratch for planned in self.capacities))
 
     def choose(self, tokens: int) -> CapacityPlan:
         """Return the smallest capacity that holds a call.
@@ -161,12 +114,7 @@ class MoEPlan:
     def payloads(self) -> tuple[Payload, ...]:
         """Return every payload that calls launch, each once."""
         return tuple(
-            dict.fromkeys(
-                getattr(stages, stage.name)
-                for planned in self.capacities
-                for stages in planned.stages
-                for stage in fields(stages)
-            )
+            dict.fromkeys(stage.payload for planned in self.capacities for stages in planned.stages for stage in stages)
         )
 
 
@@ -194,71 +142,44 @@ def declare(model: Model, *, tp: int, target: Target, options: PlanOptions) -> M
     SeveralArms
         More than one arm is named.
     UnservedCapacity
-        A capacity has no kernels in this version; names those that have.
+        A capacity has more rows or tasks than kernels count; names those that have not.
 
     Examples
     --------
     >>> from planfreeze.models import load_model
     >>> from planfreeze.target import target
-    >>> options = PlanOptions(inline_limit=1536, capacities=(4, 8))
+    >>> options = PlanOptions(inline_limit=1536, capacities=(8, 64, 4096))
     >>> plan = declare(load_model("ds41"), tp=4, target=target("sm_90a"), options=options)
-    >>> plan.choose(5).capacity, plan.arm
-    (8, 'inline')
+    >>> plan.arm, [str(plan.choose(tokens).scale_mode) for tokens in (5, 9, 65)]
+    ('inline', ['inline', 'inline', 'expand'])
     """
     sharded = shard(model, tp)
     arms = choose_arms(sharded, options)
     if len(arms) > 1:
         raise SeveralArms(arms)
     capacities = options.capacities_for(model)
-    check_served(sharded, capacities, arms[0], options)
+    unserved = tuple(capacity for capacity in capacities if not has_kernels(sharded, target.arch, capacity))
+    if unserved:
+        raise UnservedCapacity(model.name, tp, unserved, tuple(c for c in capacities if c not in unserved))
     return MoEPlan(
         sharded=sharded,
         arch=target.arch,
         arm=arms[0],
         inline_limit=options.inline_limit,
         id_types=options.id_types_for(model),
-        capacities=tuple(plan_capacity(sharded, target, capacity, arms[0], options) for capacity in capacities),
+        capacities=tuple(plan_capacity(sharded, target.arch, capacity, arms[0], options) for capacity in capacities),
     )
 
 
-def check_served(sharded: ShardedModel, capacities: tuple[int, ...], arm: Arm, options: PlanOptions) -> None:
-    """Refuse capacities without kernels."""
-    found = {
-        capacity: (choose_backend(sharded, capacity), choose_scale_mode(sharded, capacity, arm, options))
-        for capacity in capacities
-    }
-    unserved = tuple(
-        f"{capacity} ({backend}, {mode})"
-        for capacity, (backend, mode) in found.items()
-        if not has_kernels(backend, mode)
-    )
-    if unserved:
-        served = tuple(capacity for capacity, how in found.items() if has_kernels(*how))
-        raise UnservedCapacity(sharded.model.name, sharded.tp, unserved, served)
-
-
-def plan_capacity(sharded: ShardedModel, target: Target, capacity: int, arm: Arm, options: PlanOptions) -> CapacityPlan:
+def plan_capacity(sharded: ShardedModel, arch: str, capacity: int, arm: Arm, options: PlanOptions) -> CapacityPlan:
     mode = choose_scale_mode(sharded, capacity, arm, options)
     return CapacityPlan(
         capacity=capacity,
-        rows=capacity * sharded.model.top_k,
+        counts=count_rows(sharded, arch, capacity),
         backend=choose_backend(sharded, capacity),
         scale_mode=mode,
         stages=tuple(
-            micro_stages(sharded, id_type, csf_inline=mode is ScaleMode.INLINE)
-            for id_type in options.id_types_for(sharded.model)
+            list_stages(sharded, arch, capacity, mode, id_type) for id_type in options.id_types_for(sharded.model)
         ),
-        scratch=size_scratch(sharded, target, capacity),
-    )
-
-
-def size_scratch(sharded: ShardedModel, target: Target, capacity: int) -> ScratchSizes:
-    """Return the scratch of ``capacity`` tokens."""
-    hidden, rows = sharded.model.hidden, capacity * sharded.model.top_k
-    return ScratchSizes(
-        a8=capacity * hidden,
-        a_scale=capacity * (hidden // GROUP) * layout(target.arch).activation_scale_bytes,
-        projections=rows * 2 * sharded.intermediate * BF16_BYTES,
-        intermediate=intermediate_bytes(target.arch, rows, sharded.intermediate),
-        route_output=rows * hidden * BF16_BYTES,
+        scratch=size_scratch(sharded, arch, capacity, mode),
     )

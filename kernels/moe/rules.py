@@ -3,6 +3,7 @@
 The one place for these decisions; the enumerator of payloads and the runtime both ask here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isqrt
@@ -15,8 +16,10 @@ from planfreeze.errors import (
     UntiledModel,
     UntiledShards,
 )
-from planfreeze.kernels.moe.geometry import check_hidden, check_intermediate, check_top_k, is_compact
+from planfreeze.kernels.moe.geometry import ceil_div, check_hidden, check_intermediate, check_top_k, is_compact
+from planfreeze.kernels.moe.routing import max_m_tiles
 from planfreeze.models import ARMS, Arm, Model, PlanOptions
+from planfreeze.target import target
 
 __all__ = [
     "MICRO_TOKENS",
@@ -26,6 +29,7 @@ __all__ = [
     "choose_arms",
     "choose_backend",
     "choose_scale_mode",
+    "choose_tile_m",
     "has_kernels",
     "is_compact",
     "is_prepared_inline",
@@ -34,6 +38,15 @@ __all__ = [
 
 MICRO_TOKENS = 8
 """Largest capacity of the direct-route kernels; above it, grouping routes by expert reads fewer weights."""
+
+
+TILE_M_STEPS: Mapping[str, tuple[tuple[int | None, int], ...]] = {
+    "sm_90a": ((128, 8), (1024, 16), (None, 32)),
+    "sm_120a": ((None, 16),),
+}
+"""By architecture: up to how many tokens of capacity (None: any) a tile of grouped routes has how many rows."""
+SMALLEST_ROW_TILE = 64
+MAX_COUNT = 2**31 - 1
 
 
 class Backend(StrEnum):
@@ -195,10 +208,26 @@ def choose_scale_mode(sharded: ShardedModel, capacity: int, arm: Arm, options: P
     return ScaleMode.EXPAND
 
 
-def has_kernels(backend: Backend, mode: ScaleMode) -> bool:
-    """Tell whether this version has every kernel of a capacity, so that calls of it can be served.
+def choose_tile_m(arch: str, capacity: int) -> int:
+    """Return the rows of a tile of grouped routes.
 
-    The direct-route kernels read scales inline or from native planes. Kernels that group routes by expert, and the
-    one that decodes scales before a call, are planned for and not there.
+    A block-scaled product takes 16 tokens and no other number. A wgmma takes 8, 16 or 32: few tokens leave most rows
+    of a large tile empty, and many take every weight tile less often through the decoder when the tile is large.
     """
-    return backend is Backend.MICRO and mode in (ScaleMode.INLINE, ScaleMode.NATIVE)
+    steps = TILE_M_STEPS[target(arch).arch]
+    return next(tile_m for largest, tile_m in steps if largest is None or capacity <= largest)
+
+
+def has_kernels(sharded: ShardedModel, arch: str, capacity: int) -> bool:
+    """Tell whether the kernels of a capacity count as far as its calls can need.
+
+    Rows and tasks are counted in 32 bits; offsets in bytes have 64.
+    """
+    pairs = capacity * sharded.model.top_k
+    # A task is one row tile of weights, of 64 rows at least, for one direct route or one tile of grouped ones.
+    weight_tiles = ceil_div(max(sharded.model.hidden, 2 * sharded.intermediate), SMALLEST_ROW_TILE)
+    if choose_backend(sharded, capacity) is Backend.MICRO:
+        return pairs * weight_tiles <= MAX_COUNT
+    tile_m = choose_tile_m(arch, capacity)
+    m_tiles = max_m_tiles(pairs, experts=sharded.model.experts, tile_m=tile_m)
+    return max(m_tiles * tile_m, m_tiles * weight_tiles) <= MAX_COUNT

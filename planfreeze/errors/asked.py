@@ -230,19 +230,18 @@ class SeveralArms(PlanfreezeError):
 
 
 class UnservedCapacity(PlanfreezeError):
-    """A runtime plan is declared with a capacity whose kernels this version does not have."""
+    """A runtime plan is declared with a capacity of more rows or tasks than its kernels count."""
 
     exit_code = 2
 
-    def __init__(self, model: str, tp: int, unserved: tuple[str, ...], served: tuple[int, ...]) -> None:
+    def __init__(self, model: str, tp: int, unserved: tuple[int, ...], served: tuple[int, ...]) -> None:
         super().__init__(model, tp, unserved, served)
         self.model, self.tp, self.unserved, self.served = model, tp, unserved, served
 
     def __str__(self) -> str:
-        one_of = f"capacities={self.served}" if self.served else "capacities up to 8 and the arm inline or native"
+        one_of = f"capacities={self.served}" if self.served else "a smaller capacity, such as 4096"
         return (
-            f"{self.model} at tp {self.tp}: no kernels for the capacities {', '.join(self.unserved)}. In this version "
-            f"layers can be bound for direct-route kernels over inline or native scales: up to 8 tokens, where the "
-            f"columns of a rank are 64 more than a multiple of 128. Other calls would have nothing to launch. "
+            f"{self.model} at tp {self.tp}: no kernels for the capacities {', '.join(map(str, self.unserved))}. "
+            f"Kernels count rows and tasks in 32 bits, and calls of so many tokens can need more. "
             f"Declare the plan with: {one_of}"
         )

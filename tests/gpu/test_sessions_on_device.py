@@ -152,7 +152,7 @@ def test_a_replay_on_the_device_loads_every_program() -> None:
         [sys.executable, "-m", "planfreeze", "replay", *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert '"loaded": 14' in done.stdout
+    assert '"loaded": 36' in done.stdout
 
 
 @pytest.mark.parametrize("flag", ["is_cooperative", "is_programmatic"])

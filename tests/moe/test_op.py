@@ -27,10 +27,11 @@ from planfreeze.errors import (
     UnsuitableExperts,
     WrongArch,
 )
-from planfreeze.kernels.moe import reference
+from planfreeze.kernels.moe import reference, reference_grouped
 from planfreeze.kernels.moe.experts import PreparedExperts, prepare_experts
 from planfreeze.kernels.moe.op import MoELayer, bind, moe_micro
 from planfreeze.kernels.moe.plan import MoEPlan, declare
+from planfreeze.kernels.scales.native import native_plane
 from planfreeze.models import Arm, Model, PlanOptions
 from planfreeze.plans import make_plan
 from planfreeze.process_session import session
@@ -46,9 +47,14 @@ MODEL = Model(
     top_k=TOP_K,
     weight_format="mxfp4_csf",
     activation_limit=1.5,
-    capacities=(4, 8),
+    capacities=(4, 8, 20, 40, 200),
 )
-ARMS: tuple[Arm, ...] = ("inline", "native")
+# Whole row tiles: routes are grouped at every capacity, and compressed scales are decoded before every call.
+WHOLE = dataclasses.replace(MODEL, name="whole", intermediate=128)
+LIMIT = 20
+"""Two capacities are above it, of different tiles."""
+ARMS: tuple[Arm, ...] = ("inline", "expand", "native")
+WHOLE_ARMS: tuple[Arm, ...] = ("expand", "native")
 ID_DTYPES = (torch.int32, torch.int64)
 POISON = 0xFF
 ARM_OPTIONS: dict[Arm, dict[str, Any]] = {
@@ -70,24 +76,26 @@ def load_reference_device() -> ModuleType:
 device = load_reference_device()
 
 
-def plan(arm: Arm = "inline", *, arch: str = "sm_90a", model: Model = MODEL, **options: Any) -> MoEPlan:
-    return declare(model, tp=1, target=target(arch), options=PlanOptions(inline_limit=1536, arms=(arm,), **options))
+def plan(
+    arm: Arm = "inline", *, arch: str = "sm_90a", model: Model = MODEL, limit: int = LIMIT, **options: Any
+) -> MoEPlan:
+    return declare(model, tp=1, target=target(arch), options=PlanOptions(inline_limit=limit, arms=(arm,), **options))
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, toolchains: Path) -> Path:
-    """A store of the model's programs for all arms."""
+    """A store of both models' programs for all arms."""
     path = tmp_path_factory.mktemp("layers") / "store"
-    options = PlanOptions(inline_limit=1536, arms=("inline", "expand", "native"))
-    made = make_plan(MODEL, tp=1, target=target("sm_90a"), options=options)
-    report = build_plans([made], Store.open(path, writable=True), jobs=2, toolchains=toolchains)
+    options = PlanOptions(inline_limit=LIMIT, arms=("inline", "expand", "native"))
+    made = [make_plan(model, tp=1, target=target("sm_90a"), options=options) for model in (MODEL, WHOLE)]
+    report = build_plans(made, Store.open(path, writable=True), jobs=2, toolchains=toolchains)
     assert report.count("failed") == 0, [outcome.reason for outcome in report.outcomes]
     return path
 
 
 @pytest.fixture
 def frozen(store: Path) -> Iterator[Session]:
-    with session("tiny-tp1-sm_90a", store=store, is_trusted=True) as made:
+    with session("tiny-tp1-sm_90a", "whole-tp1-sm_90a", store=store, is_trusted=True) as made:
         device.freeze(made)
         yield made
 
@@ -107,26 +115,35 @@ class Weights:
         return prepare_experts(**tensors, arch=arch, source_order="up_gate", **ARM_OPTIONS[arm], **changes)
 
 
-@pytest.fixture(scope="module")
-def weights() -> Weights:
+def make_weights(columns: int) -> Weights:
     """Random weights whose scales have exceptions and raw tiles."""
     generator = torch.Generator().manual_seed(3)
 
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.uint8)
 
-    def scales(rows: int, columns: int) -> Tensor:
-        made = draw(118, 121, EXPERTS, rows, 1) + draw(0, 1, EXPERTS, rows, columns)
+    def scales(rows: int, width: int) -> Tensor:
+        made = draw(118, 121, EXPERTS, rows, 1) + draw(0, 1, EXPERTS, rows, width)
         made.view(-1)[::97] = draw(116, 123, len(made.view(-1)[::97]))
-        made[:, 4:12] = draw(114, 124, EXPERTS, 8, columns)
+        made[:, 4:12] = draw(114, 124, EXPERTS, 8, width)
         return made
 
     return Weights(
-        w13=draw(0, 255, EXPERTS, 2 * INTERMEDIATE, HIDDEN // 2),
-        w13_scales=scales(2 * INTERMEDIATE, HIDDEN // 32),
-        w2=draw(0, 255, EXPERTS, HIDDEN, INTERMEDIATE // 2),
-        w2_scales=scales(HIDDEN, INTERMEDIATE // 32),
+        w13=draw(0, 255, EXPERTS, 2 * columns, HIDDEN // 2),
+        w13_scales=scales(2 * columns, HIDDEN // 32),
+        w2=draw(0, 255, EXPERTS, HIDDEN, columns // 2),
+        w2_scales=scales(HIDDEN, columns // 32),
     )
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return make_weights(INTERMEDIATE)
+
+
+@pytest.fixture(scope="module")
+def whole_weights() -> Weights:
+    return make_weights(WHOLE.intermediate)
 
 
 @pytest.fixture
@@ -146,8 +163,19 @@ def inputs(tokens: int, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tenso
     return x, ids.contiguous(), torch.randn(tokens, TOP_K, generator=generator).softmax(-1)
 
 
-def expected(weights: Weights, x: Tensor, ids: Tensor, factors: Tensor, experts: PreparedExperts) -> Tensor:
-    return reference.micro_layer(
+def expected(
+    weights: Weights,
+    x: Tensor,
+    ids: Tensor,
+    factors: Tensor,
+    experts: PreparedExperts,
+    *,
+    is_grouped: bool | None = None,
+) -> Tensor:
+    """The reference of the backend: grouped above 8 tokens unless said otherwise."""
+    is_grouped = len(x) > 8 if is_grouped is None else is_grouped
+    compute = reference_grouped.grouped_layer if is_grouped else reference.micro_layer
+    return compute(
         x,
         weights.w13,
         weights.w13_scales,
@@ -167,12 +195,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def launches(layer: MoELayer) -> list[tuple[str, dict[str, int]]]:
     """What a layer's driver launched so far."""
-    return next(iter(layer.programs.values())).act_quant.device.driver.launches  # type: ignore[no-any-return]
+    (_, program), *_ = next(iter(layer.programs.values()))
+    return program.device.driver.launches  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("dtype", ID_DTYPES)
-@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8])
-def test_both_arms_compute_the_reference_over_poisoned_scratch(
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 9, 20, 21, 40, 41, 200])
+def test_all_arms_compute_the_reference_over_poisoned_scratch(
     make_layer: Callable[..., MoELayer], weights: Weights, tokens: int, dtype: torch.dtype
 ) -> None:
     x, ids, factors = inputs(tokens, dtype)
@@ -185,43 +214,175 @@ def test_both_arms_compute_the_reference_over_poisoned_scratch(
         assert same_bits(out, expected(weights, x, ids, factors, layer.experts))
 
 
-def test_factors_of_experts_reach_the_projection_they_belong_to(frozen: Session, weights: Weights) -> None:
+@pytest.mark.parametrize("tokens", [1, 8, 17, 64])
+def test_whole_row_tiles_are_grouped_at_every_capacity(frozen: Session, whole_weights: Weights, tokens: int) -> None:
+    x, ids, factors = inputs(tokens)
+    for arm in WHOLE_ARMS:
+        layer = bind(plan(arm, model=WHOLE), frozen, whole_weights.prepare(arm))
+        layer.workspace.fill_(POISON)
+        found = layer.run(x, ids, factors)
+        assert same_bits(found, expected(whole_weights, x, ids, factors, layer.experts, is_grouped=True))
+        assert "split_fc1" in [name for name, _ in launches(layer)]
+
+
+@pytest.mark.parametrize("tokens", [8, 20, 40])
+def test_factors_of_experts_reach_the_projection_they_belong_to(frozen: Session, weights: Weights, tokens: int) -> None:
     experts = weights.prepare("inline")
     changed = dataclasses.replace(
         experts, alpha1=torch.tensor([0.5, 1.0, 2.0, 3.0]), alpha2=torch.tensor([1.5, 0.25, 1.0, -1.0])
     )
     layer = bind(plan(), frozen, changed)
-    x, ids, factors = inputs(8)
+    x, ids, factors = inputs(tokens)
     assert same_bits(layer.run(x, ids, factors), expected(weights, x, ids, factors, changed))
     assert not same_bits(layer.run(x, ids, factors), expected(weights, x, ids, factors, experts))
 
 
-def test_a_call_is_five_launches_of_its_live_count(make_layer: Callable[..., MoELayer]) -> None:
+MICRO = ["micro_fc1", "micro_act", "micro_fc2"]
+GROUPED = ["route_plan", "split_fc1", "split_fc2"]
+DECODE = ["csf_presence", "csf_decode", "csf_decode"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "tokens", "names"),
+    [
+        ("inline", 3, MICRO),
+        ("inline", 9, GROUPED),
+        ("inline", 21, ["expand", "expand", *GROUPED]),
+        ("expand", 3, [*DECODE, *MICRO]),
+        ("expand", 9, [*DECODE, *GROUPED]),
+        ("expand", 41, [*DECODE, *GROUPED]),
+        ("native", 3, MICRO),
+        ("native", 41, GROUPED),
+    ],
+)
+def test_the_launches_of_a_call_are_those_of_its_arm_and_its_count(
+    make_layer: Callable[..., MoELayer], arm: Arm, tokens: int, names: list[str]
+) -> None:
+    layer = make_layer(arm)
+    layer.run(*inputs(tokens))
+    assert [name for name, _ in launches(layer)] == ["act_quant", *names, "topk_sum"]
+
+
+def test_kernels_get_live_counts_and_the_rows_of_the_capacity(make_layer: Callable[..., MoELayer]) -> None:
     layer = make_layer()
     layer.run(*inputs(3))
     found = launches(layer)
-    assert [name for name, _ in found] == ["act_quant", "micro_fc1", "micro_act", "micro_fc2", "topk_sum"]
     assert [words.get("tokens", words.get("pairs")) for _, words in found] == [3, 6, 6, 6, 3]
     assert [found[i][1]["rows"] for i in (2, 3)] == [8, 8]
     layer.run(*inputs(5))
     assert [found[i][1]["rows"] for i in (7, 8)] == [16, 16]
+    layer.run(*inputs(9))
+    assert [words.get("tokens", words.get("pairs")) for _, words in found[10:]] == [9, 18, 9, 18, 9]
+    # 40 routes of 4 experts take at most 5 + 3 tiles of 8 rows.
+    assert [(words["rows"], words["m_tiles"]) for _, words in found[11:14]] == [(64, 8)] * 3
 
 
+SCALARS = {"tokens", "pairs", "experts", "rows", "m_tiles", "hidden"}
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 9, 20])
 def test_an_inline_call_points_to_its_inputs_scratch_weights_and_compressed_scales_alone(
-    make_layer: Callable[..., MoELayer],
+    make_layer: Callable[..., MoELayer], tokens: int
 ) -> None:
     layer = make_layer()
-    x, ids, factors = inputs(8)
+    x, ids, factors = inputs(tokens)
     out = torch.empty_like(x)
     layer.run(x, ids, factors, out)
     experts = layer.experts
-    owners = [x, ids, factors, out, layer.workspace, experts.w13, experts.w2, experts.alpha1, experts.alpha2]
+    used = [part for name, part in vars_of(layer.scratch).items() if name not in ("w13_plane", "w2_plane", "presence")]
+    owners = [x, ids, factors, out, *used, experts.w13, experts.w2, experts.alpha1, experts.alpha2]
     owners += [experts.w13_scales.storage, experts.w2_scales.storage]
     spans = [range(owner.data_ptr(), owner.data_ptr() + owner.nbytes) for owner in owners]
-    scalars = {"tokens", "pairs", "experts", "rows"}
-    for _, words in launches(layer):
-        for name, address in words.items():
-            assert name in scalars or any(address in span for span in spans), name
+    for name, words in launches(layer):
+        for argument, address in words.items():
+            assert argument in SCALARS or any(address in span for span in spans), (name, argument)
+
+
+def vars_of(scratch: Any) -> dict[str, Tensor]:
+    return {part.name: getattr(scratch, part.name) for part in dataclasses.fields(scratch)}
+
+
+def native_planes(layer: MoELayer, weights: Weights) -> tuple[Tensor, Tensor]:
+    """The native planes that a layer's compressed scales stand for."""
+    experts = layer.experts
+    return (
+        native_plane(experts.w13_scales.geometry, weights.w13_scales).flatten(),
+        native_plane(experts.w2_scales.geometry, weights.w2_scales).flatten(),
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 9, 20])
+def test_inline_calls_leave_the_planes_of_expanding_capacities_alone(
+    make_layer: Callable[..., MoELayer], tokens: int
+) -> None:
+    layer = make_layer()
+    assert len(layer.scratch.w13_plane) == EXPERTS * 128 * 8
+    layer.workspace.fill_(POISON)
+    layer.run(*inputs(tokens))
+    assert (layer.scratch.w13_plane == POISON).all()
+    assert (layer.scratch.w2_plane == POISON).all()
+
+
+@pytest.mark.parametrize("tokens", [21, 41])
+def test_above_the_limit_a_call_expands_all_experts_into_the_shared_planes(
+    make_layer: Callable[..., MoELayer], weights: Weights, tokens: int
+) -> None:
+    layer = make_layer()
+    for _ in range(2):
+        layer.workspace.fill_(POISON)
+        layer.run(*inputs(tokens))
+        w13, w2 = native_planes(layer, weights)
+        assert torch.equal(layer.scratch.w13_plane, w13)
+        assert torch.equal(layer.scratch.w2_plane, w2)
+
+
+@pytest.mark.parametrize("tokens", [8, 20])
+def test_the_expansion_arm_decodes_the_experts_of_a_call_alone(
+    make_layer: Callable[..., MoELayer], weights: Weights, tokens: int
+) -> None:
+    layer = make_layer("expand")
+    x, ids, factors = inputs(tokens)
+    ids.fill_(-1)
+    ids[0] = torch.tensor([2, 1])
+    layer.workspace.fill_(POISON)
+    found = layer.run(x, ids, factors)
+    assert same_bits(found, expected(weights, x, ids, factors, layer.experts))
+    assert layer.scratch.presence.tolist() == [0, 1, 1, 0]
+    for plane, native in zip(
+        (layer.scratch.w13_plane, layer.scratch.w2_plane), native_planes(layer, weights), strict=True
+    ):
+        by_expert, wanted = plane.view(EXPERTS, -1), native.view(EXPERTS, -1)
+        assert torch.equal(by_expert[1:3], wanted[1:3])
+        assert (by_expert[::3] == POISON).all()
+
+
+@pytest.mark.parametrize("tokens", [8, 20, 40])
+def test_routes_to_no_expert_contribute_zero(make_layer: Callable[..., MoELayer], tokens: int) -> None:
+    for arm in ARMS:
+        layer = make_layer(arm)
+        for invalid in (-1, EXPERTS, 2**40):
+            x, ids, factors = inputs(tokens, torch.int64)
+            layer.workspace.fill_(POISON)
+            out = torch.full_like(x, torch.nan)
+            assert not layer.run(x, ids.fill_(invalid), factors, out).any()
+
+
+def test_all_routes_may_go_to_one_expert(make_layer: Callable[..., MoELayer], weights: Weights) -> None:
+    for arm in ARMS:
+        layer = make_layer(arm)
+        for tokens in (20, 40, 200):
+            x, ids, factors = inputs(tokens)
+            layer.workspace.fill_(POISON)
+            found = layer.run(x, ids.fill_(3), factors)
+            assert same_bits(found, expected(weights, x, ids, factors, layer.experts))
+
+
+def test_a_smaller_capacity_computes_the_same_as_a_larger_one_of_its_backend(frozen: Session, weights: Weights) -> None:
+    experts = weights.prepare("inline")
+    small, large = plan(), plan(capacities=(200,))
+    assert small.choose(12).counts != large.choose(12).counts
+    values = inputs(12)
+    assert same_bits(bind(small, frozen, experts).run(*values), bind(large, frozen, experts).run(*values))
 
 
 def test_a_call_without_tokens_launches_nothing(make_layer: Callable[..., MoELayer]) -> None:
@@ -234,8 +395,8 @@ def test_more_tokens_than_planned_are_refused_before_anything_is_launched(
     make_layer: Callable[..., MoELayer],
 ) -> None:
     layer = make_layer()
-    with pytest.raises(CapacityExceeded, match=r"9 live tokens.*is 8"):
-        layer.run(*inputs(9))
+    with pytest.raises(CapacityExceeded, match=r"201 live tokens.*is 200"):
+        layer.run(*inputs(201))
     assert launches(layer) == []
 
 
@@ -304,7 +465,8 @@ def test_a_layer_needs_a_frozen_session(store: Path, weights: Weights) -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "prepared"), [("inline", "native"), ("inline", "expand"), ("native", "inline"), ("native", "expand")]
+    ("planned", "prepared"),
+    [("inline", "native"), ("inline", "expand"), ("native", "inline"), ("expand", "inline")],
 )
 def test_experts_of_another_arm_are_refused(frozen: Session, weights: Weights, planned: Arm, prepared: Arm) -> None:
     with pytest.raises(UnsuitableExperts, match=f"arm = {planned}.*arm = {prepared}"):
@@ -362,14 +524,15 @@ def test_experts_elsewhere_than_the_programs_are_refused(frozen: Session, weight
 
 
 def test_layers_share_a_workspace(make_layer: Callable[..., MoELayer], weights: Weights) -> None:
-    workspace = torch.full((plan().scratch.workspace + 64,), POISON, dtype=torch.uint8)
+    size = max(plan(arm).scratch.workspace for arm in ARMS)
+    workspace = torch.full((size + 64,), POISON, dtype=torch.uint8)
     layers = [make_layer(arm, workspace=workspace) for arm in ARMS]
-    for tokens in (8, 1, 5):
+    for tokens in (8, 40, 1, 20, 5, 9):
         x, ids, factors = inputs(tokens)
-        outs = [layer.run(x, ids, factors) for layer in layers]
-        assert same_bits(*outs)
-        assert same_bits(outs[0], expected(weights, x, ids, factors, layers[0].experts))
-    assert (workspace[plan().scratch.workspace :] == POISON).all()
+        for layer in layers:
+            found = layer.run(x, ids, factors)
+            assert same_bits(found, expected(weights, x, ids, factors, layer.experts))
+    assert (workspace[size:] == POISON).all()
     assert {layer.scratch.a8.data_ptr() for layer in layers} == {workspace.data_ptr()}
 
 
@@ -382,17 +545,37 @@ def test_inference_mode_changes_nothing(make_layer: Callable[..., MoELayer], wei
     assert same_bits(make_layer().run(x, ids, factors), out)
 
 
-def test_a_record_that_is_missing_keeps_the_session_from_freezing(store: Path, tmp_path: Path) -> None:
+def test_a_record_that_is_missing_keeps_the_session_from_freezing_and_is_named(store: Path, tmp_path: Path) -> None:
     shutil.copytree(store, tmp_path / "store")
-    records = sorted((tmp_path / "store/records").glob("*/*"))
-    for record in records:
+    with session("tiny-tp1-sm_90a", store=store, is_trusted=True) as made:
+        (frozen_plan,) = made.plans
+    for entry in frozen_plan.entries:
+        (record,) = (tmp_path / "store/records").glob(f"*/{entry.key}*")
         kept = record.read_bytes()
         record.unlink()
         made = session("tiny-tp1-sm_90a", store=tmp_path / "store", is_trusted=True)
-        with pytest.raises(MissingPrograms, match=rf"1 of {len(records)} programs"):
+        family = entry.family.partition(":")[2]
+        with pytest.raises(MissingPrograms, match=rf"1 of {len(frozen_plan.entries)} programs[\s\S]*{family}\("):
             device.freeze(made)
         made.close()
         record.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("arm", "capacity", "families"),
+    [("inline", 40, "expand"), ("inline", 20, "split_fc1"), ("expand", 4, "csf_presence|csf_decode")],
+)
+def test_a_layer_whose_plan_lacks_the_programs_of_a_capacity_is_not_bound(
+    store: Path, weights: Weights, toolchains: Path, tmp_path: Path, arm: Arm, capacity: int, families: str
+) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    options = PlanOptions(inline_limit=LIMIT, arms=("native",))
+    less = make_plan(MODEL, tp=1, target=target("sm_90a"), options=options)
+    build_plans([less], Store.open(tmp_path / "store", writable=True), jobs=1, toolchains=toolchains)
+    with session("tiny-tp1-sm_90a", store=tmp_path / "store", is_trusted=True) as made:
+        device.freeze(made)
+        with pytest.raises(UnplannedProgram, match=families):
+            bind(plan(arm, capacities=(capacity,)), made, weights.prepare(arm))
 
 
 # --- the operator ---
@@ -424,6 +607,7 @@ def test_a_whole_graph_of_layers_is_compiled_once_for_all_handles_and_token_coun
     make_layer: Callable[..., MoELayer],
 ) -> None:
     layers = [make_layer(arm) for arm in (*ARMS, *ARMS)]
+    counts = (3, 8, 5, 4, 21, 9)
     graphs = []
 
     def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
@@ -435,7 +619,7 @@ def test_a_whole_graph_of_layers_is_compiled_once_for_all_handles_and_token_coun
         return moe_micro(x * 2, ids, factors, handle) + 1
 
     torch._dynamo.reset()
-    for layer, tokens in zip(layers, (3, 8, 5, 4), strict=True):
+    for layer, tokens in zip(layers, counts, strict=True):
         x, ids, factors = inputs(tokens)
         assert same_bits(call(x, ids, factors, layer.handle), layer.run(x * 2, ids, factors) + 1)
     assert len(graphs) == 1

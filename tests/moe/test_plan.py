@@ -7,10 +7,13 @@ import sys
 import pytest
 
 from planfreeze.errors import CapacityExceeded, SeveralArms, UnavailableArm, UnservedCapacity
-from planfreeze.kernels.moe.plan import MoEPlan, ScratchSizes, declare
-from planfreeze.kernels.moe.programs import enumerate_programs, micro_stages
+from planfreeze.kernels.moe.plan import MoEPlan, declare
+from planfreeze.kernels.moe.programs import enumerate_programs
 from planfreeze.kernels.moe.rules import Backend, ScaleMode, shard
+from planfreeze.kernels.moe.scratch import Counts, ScratchSizes
+from planfreeze.kernels.moe.stages import list_stages
 from planfreeze.models import Arm, IdType, Model, PlanOptions, load_model
+from planfreeze.settings import read_settings
 from planfreeze.target import target
 
 DS41 = load_model("ds41")
@@ -32,39 +35,82 @@ def plan(
     return declare(model, tp=tp, target=target(arch), options=options)
 
 
-def test_compressed_experts_are_served_inline_and_the_native_arm_on_request() -> None:
-    (inline,), (native,) = plan().capacities, plan(arms=("native",)).capacities
-    assert (inline.backend, inline.scale_mode, plan().is_inline) == (Backend.MICRO, ScaleMode.INLINE, True)
-    assert (native.backend, native.scale_mode, plan(arms=("native",)).is_inline) == (
-        Backend.MICRO,
-        ScaleMode.NATIVE,
-        False,
-    )
+@pytest.mark.parametrize(
+    ("arms", "modes"),
+    [
+        (None, ("inline", "inline", "inline", "expand")),
+        (("expand",), ("decode",) * 4),
+        (("native",), ("native",) * 4),
+    ],
+)
+def test_every_capacity_has_a_backend_and_a_scale_mode(arms: tuple[Arm, ...] | None, modes: tuple[str, ...]) -> None:
+    made = plan(capacities=(8, 9, 1536, 1537), arms=arms)
+    backends = [Backend.MICRO, Backend.DYNAMIC, Backend.DYNAMIC, Backend.DYNAMIC]
+    assert [planned.backend for planned in made.capacities] == backends
+    assert tuple(planned.scale_mode for planned in made.capacities) == modes
+    assert made.is_inline == (arms is None)
 
 
-def test_the_stages_are_those_of_the_scale_mode_and_of_each_id_type() -> None:
+PLANES = {
+    "inline": [],
+    "native": [],
+    "expand": ["expand_w13", "expand_w2"],
+    "decode": ["csf_presence", "csf_decode_w13", "csf_decode_w2"],
+}
+PRODUCTS = {"micro": ["micro_fc1", "micro_act", "micro_fc2"], "dynamic": ["route_plan", "split_fc1", "split_fc2"]}
+
+
+@pytest.mark.parametrize("arms", [("inline",), ("expand",), ("native",)])
+def test_planes_are_written_before_routes_are_looked_at(arms: tuple[Arm, ...]) -> None:
+    for planned in plan(capacities=(8, 9, 1537), arms=arms).capacities:
+        expected = ["act_quant", *PLANES[planned.scale_mode], *PRODUCTS[planned.backend], "topk_sum"]
+        for stages in planned.stages:
+            assert [stage.name for stage in stages] == expected
+
+
+def test_kernels_read_inline_where_the_mode_says_so_and_nowhere_else() -> None:
+    for arms in (("inline",), ("expand",), ("native",)):
+        for planned in plan(capacities=(8, 9, 1537), arms=arms).capacities:  # type: ignore[arg-type]
+            is_inline = [
+                stage.payload.to_fields()["csf_inline"]
+                for stages in planned.stages
+                for stage in stages
+                if stage.name.endswith(("fc1", "fc2"))
+            ]
+            assert is_inline == [planned.scale_mode is ScaleMode.INLINE] * 4
+
+
+def test_there_is_one_entry_of_stages_for_every_id_type() -> None:
     sharded = shard(DS41, 4)
-    for arms, csf_inline in ((None, True), (("native",), False)):
-        (planned,) = plan(arms=arms).capacities  # type: ignore[arg-type]
+    for capacity in (8, 64):
+        (planned,) = plan(capacities=(capacity,)).capacities
         assert planned.stages == tuple(
-            micro_stages(sharded, id_type, csf_inline=csf_inline) for id_type in ("int32", "int64")
+            list_stages(sharded, "sm_90a", capacity, ScaleMode.INLINE, id_type)  # type: ignore[arg-type]
+            for id_type in ("int32", "int64")
         )
-    (planned,) = plan(id_types=("int64",)).capacities
-    assert planned.stages == (micro_stages(sharded, "int64", csf_inline=True),)
+        (planned,) = plan(capacities=(capacity,), id_types=("int64",)).capacities
+        assert planned.stages == (list_stages(sharded, "sm_90a", capacity, ScaleMode.INLINE, "int64"),)
 
 
-@pytest.mark.parametrize("arms", [("inline",), ("native",)])
-def test_every_payload_of_a_call_is_one_that_a_build_of_the_same_options_makes(arms: tuple[Arm, ...]) -> None:
-    options = PlanOptions(inline_limit=1536, capacities=(8,), arms=arms)
-    built = enumerate_programs(DS41, tp=4, target=target("sm_90a"), options=options)
-    assert set(plan(arms=arms).payloads()) == set(built)
-    assert len(plan(arms=arms).payloads()) == 8
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("arms", [("inline",), ("expand",), ("native",)])
+def test_every_payload_of_a_call_is_one_that_a_build_of_the_same_options_makes(
+    arch: str, tp: int, arms: tuple[Arm, ...]
+) -> None:
+    if (tp, arms) == (2, ("inline",)):
+        arms = ("expand",)
+    options = PlanOptions(inline_limit=1536, arms=arms)
+    built = enumerate_programs(DS41, tp=tp, target=target(arch), options=options)
+    made = plan(tp=tp, arch=arch, capacities=None, arms=arms)
+    assert set(made.payloads()) == set(built)
+    assert len(made.payloads()) == len(built)
 
 
 @pytest.mark.parametrize(("tokens", "capacity"), [(0, 1), (1, 1), (2, 4), (4, 4), (5, 8), (8, 8)])
 def test_the_smallest_capacity_that_holds_a_call_serves_it(tokens: int, capacity: int) -> None:
     planned = plan(capacities=(8, 1, 4)).choose(tokens)
-    assert (planned.capacity, planned.rows) == (capacity, capacity * 6)
+    assert (planned.capacity, planned.counts) == (capacity, Counts(rows=capacity * 6, m_tiles=0))
 
 
 def test_more_tokens_than_the_largest_capacity_are_refused_with_both_numbers() -> None:
@@ -73,55 +119,137 @@ def test_more_tokens_than_the_largest_capacity_are_refused_with_both_numbers() -
     assert (caught.value.tokens, caught.value.largest, caught.value.exit_code) == (9, 8, 2)
 
 
+@pytest.mark.parametrize(("tokens", "capacity"), [(8, 8), (9, 64), (64, 64), (65, 2048), (2048, 2048)])
+def test_direct_and_grouped_capacities_stand_side_by_side(tokens: int, capacity: int) -> None:
+    assert plan(capacities=(8, 64, 2048)).choose(tokens).capacity == capacity
+
+
 @pytest.mark.parametrize(
-    ("model", "tp", "arch", "capacity", "sizes"),
+    ("capacity", "m_tiles", "rows"),
     [
-        # 48 routes of 576 columns, stored 640 wide behind 5 planes of 4 scales: f32 on sm_90a, bytes on sm_120a.
-        (DS41, 4, "sm_90a", 8, (40960, 5120, 110592, 48 * 640 + 5 * 48 * 16, 491520)),
-        (DS41, 4, "sm_120a", 8, (40960, 1280, 110592, 48 * 640 + 5 * 48 * 4, 491520)),
-        (KIMI, 16, "sm_120a", 1, (3584, 112, 12288, 16 * 256 + 2 * 16 * 4, 114688)),
+        (64, 407, 6512),
+        (128, 431, 6896),
+        (512, 575, 9200),
+        (1536, 959, 15344),
+        (2048, 1151, 18416),
+        (4096, 1919, 30704),
     ],
 )
-def test_scratch_is_sized_by_the_capacity(
-    model: Model, tp: int, arch: str, capacity: int, sizes: tuple[int, ...]
+def test_rows_of_grouped_routes_are_whole_tiles_of_the_worst_routing(capacity: int, m_tiles: int, rows: int) -> None:
+    (planned,) = plan(arch="sm_120a", capacities=(capacity,)).capacities
+    assert planned.counts == Counts(rows=rows, m_tiles=m_tiles)
+
+
+@pytest.mark.parametrize(("capacity", "tile_m"), [(64, 8), (512, 16), (4096, 32)])
+def test_counts_and_programs_have_the_same_tiles(capacity: int, tile_m: int) -> None:
+    (planned,) = plan(capacities=(capacity,)).capacities
+    m_tiles = -(-capacity * 6 // tile_m) + 383
+    assert planned.counts == Counts(rows=tile_m * m_tiles, m_tiles=m_tiles)
+    tiles = {stage.payload.to_fields().get("tile_m") for stages in planned.stages for stage in stages}
+    assert tiles == {None, tile_m}
+
+
+W13_PLANE, W2_PLANE = 384 * 1152 * 160, 384 * 5120 * 18
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "arch", "capacity", "arm", "sizes"),
+    [
+        # 48 routes of 576 columns, stored 640 wide behind 5 planes of 4 scales: f32 on sm_90a, bytes on sm_120a.
+        (DS41, 4, "sm_90a", 8, "inline", (40960, 5120, 110592, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 0, 0, 0)),
+        (DS41, 4, "sm_120a", 8, "inline", (40960, 1280, 110592, *[0] * 5, 48 * 640 + 5 * 48 * 4, 491520, 0, 0, 0)),
+        (KIMI, 16, "sm_120a", 1, "inline", (3584, 112, 12288, *[0] * 5, 16 * 256 + 2 * 16 * 4, 114688, 0, 0, 0)),
+        # 407 tiles of 16 rows; a map and a weight for each row, two words for each tile, one for all.
+        (
+            DS41,
+            4,
+            "sm_120a",
+            64,
+            "inline",
+            (327680, 10240, 0, 26048, 26048, 1628, 1628, 4, 6512 * 660, 3932160, 0, 0, 0),
+        ),
+        # 48 + 383 tiles of 8 rows.
+        (
+            DS41,
+            4,
+            "sm_90a",
+            64,
+            "native",
+            (327680, 40960, 0, 13792, 13792, 1724, 1724, 4, 3448 * 720, 3932160, 0, 0, 0),
+        ),
+        (
+            DS41,
+            4,
+            "sm_120a",
+            2048,
+            "inline",
+            (
+                *(2048 * 5120, 2048 * 160, 0, 73664, 73664, 4604, 4604, 4, 18416 * 660, 125829120, 0),
+                *(W13_PLANE, W2_PLANE),
+            ),
+        ),
+        (
+            DS41,
+            4,
+            "sm_90a",
+            8,
+            "expand",
+            (
+                *(40960, 5120, 110592, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 384),
+                *(W13_PLANE, W2_PLANE),
+            ),
+        ),
+    ],
+)
+def test_scratch_is_sized_by_capacity_backend_and_scale_mode(
+    model: Model, tp: int, arch: str, capacity: int, arm: Arm, sizes: tuple[int, ...]
 ) -> None:
-    scratch = plan(model, tp=tp, arch=arch, capacities=(capacity,)).scratch
+    scratch = plan(model, tp=tp, arch=arch, capacities=(capacity,), arms=(arm,)).scratch
     assert tuple(size for _, size in scratch.items()) == sizes
 
 
-def test_a_plan_of_several_capacities_needs_the_scratch_of_the_largest() -> None:
+def test_a_plan_needs_the_most_that_one_of_its_capacities_needs_of_every_buffer() -> None:
     assert plan(capacities=(1, 8)).scratch == plan(capacities=(8,)).scratch
+    made = plan(capacities=(8, 64, 2048))
+    for name, size in made.scratch.items():
+        assert size == max(getattr(planned.scratch, name) for planned in made.capacities)
+    assert made.scratch.projections == plan(capacities=(8,)).scratch.projections > 0
+    assert made.scratch.w13_plane == W13_PLANE
+
+
+def test_plans_that_expand_nothing_have_no_planes() -> None:
+    for made in (plan(capacities=(8, 64, 1536)), plan(capacities=(8, 4096), arms=("native",))):
+        assert (made.scratch.w13_plane, made.scratch.w2_plane, made.scratch.presence) == (0, 0, 0)
 
 
 def test_the_buffers_of_a_workspace_are_aligned_and_disjoint() -> None:
-    scratch = ScratchSizes(a8=256, a_scale=8, projections=300, intermediate=1, route_output=512)
-    assert scratch.places() == {
+    names = [name for name, _ in plan().scratch.items()]
+    empty = dict.fromkeys(names, 0)
+    scratch = ScratchSizes(**(empty | {"a8": 256, "a_scale": 8, "projections": 300, "route_output": 512}))
+    assert {name: place for name, place in scratch.places().items() if getattr(scratch, name)} == {
         "a8": (0, 256),
         "a_scale": (256, 264),
         "projections": (512, 812),
-        "intermediate": (1024, 1025),
-        "route_output": (1280, 1792),
+        "route_output": (1024, 1536),
     }
-    assert scratch.workspace == 1792
+    assert scratch.workspace == 1536
 
 
 @pytest.mark.parametrize(
-    ("tp", "capacities", "arms", "unserved", "served"),
+    ("capacities", "unserved", "one_of"),
     [
-        (4, None, None, "64 (dynamic, inline), 128 (dynamic, inline)", "capacities=(8,)"),
-        (4, (8, 2048), None, "2048 (dynamic, expand)", "capacities=(8,)"),
-        (4, (4, 8, 9), ("native",), "9 (dynamic, native)", "capacities=(4, 8)"),
-        (4, (8,), ("expand",), "8 (micro, decode)", "the arm inline or native"),
-        (2, (8,), None, "8 (dynamic, decode)", "the arm inline or native"),
+        ((8, 2**31 - 1), "2147483647", "capacities=(8,)"),
+        ((2**31 - 1,), "2147483647", "a smaller capacity"),
+        ((64, 2**30, 2**31 - 1), "1073741824, 2147483647", "capacities=(64,)"),
     ],
 )
-def test_capacities_without_kernels_are_refused_with_those_that_have(
-    tp: int, capacities: tuple[int, ...] | None, arms: tuple[Arm, ...] | None, unserved: str, served: str
+def test_capacities_that_kernels_do_not_count_are_refused_with_those_they_do(
+    capacities: tuple[int, ...], unserved: str, one_of: str
 ) -> None:
     with pytest.raises(UnservedCapacity) as caught:
-        plan(tp=tp, capacities=capacities, arms=arms)
-    assert unserved in str(caught.value)
-    assert str(caught.value).endswith(served)
+        plan(capacities=capacities)
+    assert f"no kernels for the capacities {unserved}." in str(caught.value)
+    assert f"Declare the plan with: {one_of}" in str(caught.value)
     assert caught.value.exit_code == 2
 
 
@@ -133,8 +261,18 @@ def test_a_plan_serves_experts_of_one_arm() -> None:
 
 
 def test_the_inline_limit_is_kept_and_does_not_concern_direct_routes() -> None:
-    declared = plan(limit=0)
-    assert (declared.inline_limit, declared.capacities[0].scale_mode) == (0, ScaleMode.INLINE)
+    declared = plan(limit=0, capacities=(8, 9))
+    assert declared.inline_limit == 0
+    assert [planned.scale_mode for planned in declared.capacities] == [ScaleMode.INLINE, ScaleMode.EXPAND]
+
+
+def test_a_plan_stays_as_it_was_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", raising=False)
+    declared = plan(capacities=(17,), limit=read_settings().csf_inline_max_tokens)
+    monkeypatch.setenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", "0")
+    assert declared.capacities[0].scale_mode is ScaleMode.INLINE
+    later = plan(capacities=(17,), limit=read_settings().csf_inline_max_tokens)
+    assert later.capacities[0].scale_mode is ScaleMode.EXPAND
 
 
 def test_a_plan_is_a_value() -> None:

@@ -13,9 +13,13 @@ from planfreeze.kernels.moe.act_quant import ActQuantPayload
 from planfreeze.kernels.moe.micro_act import MicroActPayload
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
 from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload
-from planfreeze.kernels.moe.programs import MicroStages, enumerate_programs, micro_stages
-from planfreeze.kernels.moe.rules import shard
+from planfreeze.kernels.moe.programs import enumerate_programs
+from planfreeze.kernels.moe.route_plan import RoutePlanPayload
+from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload
+from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
+from planfreeze.kernels.scales.csf_decode import CsfDecodePayload
+from planfreeze.kernels.scales.csf_presence import CsfPresencePayload
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.models import Model, PlanOptions, load_model, parse_options
 from planfreeze.payload import Payload
@@ -33,13 +37,31 @@ FC1_NATIVE = tuple(MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bi
 ACT = tuple(MicroActPayload(intermediate=576, id_bits=bits) for bits in (32, 64))
 FC2_INLINE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits, csf_inline=True) for bits in (32, 64))
 FC2_NATIVE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits) for bits in (32, 64))
-INLINE = (*FC1_INLINE, *ACT, *FC2_INLINE)
-NATIVE = (*FC1_NATIVE, *ACT, *FC2_NATIVE)
+MICRO_INLINE = (*FC1_INLINE, *ACT, *FC2_INLINE)
+MICRO_NATIVE = (*FC1_NATIVE, *ACT, *FC2_NATIVE)
 EXPANSIONS = (
     ExpandPayload(experts=384, rows=1152, columns=160, group_rows=576),
     ExpandPayload(experts=384, rows=5120, columns=18, group_rows=5120),
 )
+DECODES = (
+    CsfPresencePayload(experts=384, id_bits=32),
+    CsfPresencePayload(experts=384, id_bits=64),
+    CsfDecodePayload(rows=1152, columns=160, group_rows=576),
+    CsfDecodePayload(rows=5120, columns=18, group_rows=5120),
+)
 TOPK_SUM = TopkSumPayload(hidden=5120, top_k=6)
+
+
+def routes(*tiles: int) -> tuple[Payload, ...]:
+    return tuple(RoutePlanPayload(experts=384, top_k=6, tile_m=m, id_bits=bits) for m in tiles for bits in (32, 64))
+
+
+def split1(*tiles: int, inline: bool = False) -> tuple[Payload, ...]:
+    return tuple(SplitFc1Payload(hidden=5120, intermediate=576, top_k=6, tile_m=m, csf_inline=inline) for m in tiles)
+
+
+def split2(*tiles: int, inline: bool = False) -> tuple[Payload, ...]:
+    return tuple(SplitFc2Payload(hidden=5120, intermediate=576, tile_m=m, csf_inline=inline) for m in tiles)
 
 
 def programs(
@@ -49,16 +71,52 @@ def programs(
     return enumerate_programs(model, tp=tp, target=target(arch), options=options)
 
 
-def test_ds41_on_four_ranks_has_ten_programs() -> None:
+def check(found: tuple[Payload, ...], *expected: Payload) -> None:
+    """Compare with a list whose order is not that of the plan; every payload once."""
+    assert len({payload.digest for payload in found}) == len(found)
+    assert set(found) == set(expected)
+    assert len(found) == len(expected)
+
+
+def test_ds41_on_four_ranks_of_sm_120a_has_sixteen_programs() -> None:
+    listed = programs(DS41, 4, arch="sm_120a")
+    assert listed == (
+        ACT_QUANT,
+        *EXPANSIONS,
+        *MICRO_INLINE,
+        *routes(16),
+        *split1(16, inline=True),
+        *split1(16),
+        *split2(16, inline=True),
+        *split2(16),
+        TOPK_SUM,
+    )
+    assert len(listed) == 16
+
+
+def test_all_arms_of_ds41_on_sm_120a_have_twenty_four_programs() -> None:
+    listed = programs(DS41, 4, arch="sm_120a", arms="all")
+    check(listed, *programs(DS41, 4, arch="sm_120a"), *FC1_NATIVE, *FC2_NATIVE, *DECODES)
+    assert len(listed) == 24
+
+
+def test_sm_90a_has_a_routing_and_both_products_of_every_further_tile() -> None:
     listed = programs(DS41, 4)
-    assert listed == (ACT_QUANT, *INLINE, *EXPANSIONS, TOPK_SUM)
-    assert len(listed) == 10
-
-
-def test_all_arms_of_ds41_have_fourteen_programs() -> None:
-    listed = programs(DS41, 4, arms="all")
-    assert listed == (ACT_QUANT, *INLINE, *FC1_NATIVE, *FC2_NATIVE, *EXPANSIONS, TOPK_SUM)
-    assert len(listed) == 14
+    assert listed == (
+        ACT_QUANT,
+        *EXPANSIONS,
+        *MICRO_INLINE,
+        *routes(8, 16, 32),
+        *split1(8, 16, 32, inline=True),
+        *split1(32),
+        *split2(8, 16, 32, inline=True),
+        *split2(32),
+        TOPK_SUM,
+    )
+    assert len(listed) == 24
+    every = programs(DS41, 4, arms="all")
+    check(every, *listed, *FC1_NATIVE, *FC2_NATIVE, *DECODES, *split1(8, 16), *split2(8, 16))
+    assert len(every) == 36
 
 
 def test_the_order_of_the_request_does_not_matter() -> None:
@@ -67,77 +125,155 @@ def test_the_order_of_the_request_does_not_matter() -> None:
     )
 
 
-@pytest.mark.parametrize("arms", ["expand", "native", "expand,native"])
-def test_arms_without_inline_experts_run_native_kernels(arms: str) -> None:
-    assert programs(DS41, 4, arms=arms) == (ACT_QUANT, *NATIVE, TOPK_SUM)
+SPLIT_NATIVE = (*routes(8, 16, 32), *split1(8, 16, 32), *split2(8, 16, 32))
 
 
-def test_the_switch_off_means_native_kernels() -> None:
-    assert programs(DS41, 4, is_on=False) == (ACT_QUANT, *NATIVE, TOPK_SUM)
-    assert programs(DS41, 4, is_on=False, arms="all") == (ACT_QUANT, *NATIVE, TOPK_SUM)
+def test_native_experts_run_native_kernels_alone() -> None:
+    assert programs(DS41, 4, arms="native") == (ACT_QUANT, *MICRO_NATIVE, *SPLIT_NATIVE, TOPK_SUM)
+
+
+@pytest.mark.parametrize("arms", ["expand", "expand,native"])
+def test_experts_of_the_expansion_arm_run_native_kernels_over_decoded_planes(arms: str) -> None:
+    assert programs(DS41, 4, arms=arms) == (ACT_QUANT, *DECODES, *MICRO_NATIVE, *SPLIT_NATIVE, TOPK_SUM)
+
+
+def test_the_switch_off_means_decoding_and_native_kernels() -> None:
+    expected = (ACT_QUANT, *DECODES, *MICRO_NATIVE, *SPLIT_NATIVE, TOPK_SUM)
+    assert programs(DS41, 4, is_on=False) == expected
+    assert programs(DS41, 4, is_on=False, arms="all") == expected
     with pytest.raises(UnavailableArm):
         programs(DS41, 4, is_on=False, arms="inline")
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3])
-def test_whole_row_tiles_have_no_direct_route_kernels(tp: int) -> None:
-    assert programs(DS41, tp) == (ACT_QUANT, TOPK_SUM)
+@pytest.mark.parametrize(("tp", "columns"), [(1, 2304), (2, 1152), (3, 768)])
+def test_whole_row_tiles_are_grouped_at_every_capacity_and_decoded_before(tp: int, columns: int) -> None:
+    listed = programs(DS41, tp, arch="sm_120a")
+    assert listed == (
+        ACT_QUANT,
+        *DECODES[:2],
+        CsfDecodePayload(rows=2 * columns, columns=160, group_rows=columns),
+        CsfDecodePayload(rows=5120, columns=columns // 32, group_rows=5120),
+        *routes(16),
+        SplitFc1Payload(hidden=5120, intermediate=columns, top_k=6, tile_m=16),
+        SplitFc2Payload(hidden=5120, intermediate=columns, tile_m=16),
+        TOPK_SUM,
+    )
+    assert len(listed) == 10
+
+
+INLINE_8 = (*routes(8), *split1(8, inline=True), *split2(8, inline=True))
 
 
 @pytest.mark.parametrize(
     ("capacities", "expected"),
     [
-        ("8", (ACT_QUANT, *INLINE, TOPK_SUM)),
-        ("1", (ACT_QUANT, *INLINE, TOPK_SUM)),
-        ("8,1536", (ACT_QUANT, *INLINE, TOPK_SUM)),
-        ("8,1537", (ACT_QUANT, *INLINE, *EXPANSIONS, TOPK_SUM)),
-        ("9", (ACT_QUANT, TOPK_SUM)),
-        ("64,2048", (ACT_QUANT, *EXPANSIONS, TOPK_SUM)),
+        ("8", MICRO_INLINE),
+        ("1", MICRO_INLINE),
+        ("9", INLINE_8),
+        ("128", INLINE_8),
+        ("8,1536", (*MICRO_INLINE, *routes(32), *split1(32, inline=True), *split2(32, inline=True))),
+        ("8,1537", (*MICRO_INLINE, *EXPANSIONS, *routes(32), *split1(32), *split2(32))),
+        ("64,2048", (*INLINE_8, *EXPANSIONS, *routes(32), *split1(32), *split2(32))),
     ],
 )
 def test_capacities_ask_only_for_what_they_use(capacities: str, expected: tuple[Payload, ...]) -> None:
-    assert programs(DS41, 4, capacities=capacities) == expected
+    check(programs(DS41, 4, capacities=capacities), ACT_QUANT, *expected, TOPK_SUM)
 
 
 @pytest.mark.parametrize(("limit", "is_expanded"), [(0, True), (8, True), (63, True), (64, False), (4096, False)])
 def test_the_limit_concerns_grouped_kernels_alone(limit: int, is_expanded: bool) -> None:
-    expansions = EXPANSIONS if is_expanded else ()
-    assert programs(DS41, 4, capacities="8,64", limit=limit) == (ACT_QUANT, *INLINE, *expansions, TOPK_SUM)
+    expanded = (*EXPANSIONS, *routes(8), *split1(8), *split2(8))
+    grouped = expanded if is_expanded else INLINE_8
+    check(programs(DS41, 4, capacities="8,64", limit=limit), ACT_QUANT, *MICRO_INLINE, *grouped, TOPK_SUM)
 
 
 @pytest.mark.parametrize(("id_type", "index"), [("int32", 0), ("int64", 1)])
-def test_one_id_type_asks_for_one_direct_route_kernel(id_type: str, index: int) -> None:
-    stages = (FC1_INLINE[index], ACT[index], FC2_INLINE[index])
-    assert programs(DS41, 4, id_types=id_type, capacities="8") == (ACT_QUANT, *stages, TOPK_SUM)
-
-
-def test_the_stages_of_a_call_are_planned_programs() -> None:
-    assert micro_stages(shard(DS41, 4), "int64", csf_inline=False) == MicroStages(
-        act_quant=ACT_QUANT,
-        micro_fc1=FC1_NATIVE[1],
-        micro_act=ACT[1],
-        micro_fc2=FC2_NATIVE[1],
-        topk_sum=TOPK_SUM,
+def test_one_id_type_asks_for_one_of_each_kernel_that_reads_ids(id_type: str, index: int) -> None:
+    micro = (FC1_INLINE[index], ACT[index], FC2_INLINE[index])
+    assert programs(DS41, 4, id_types=id_type, capacities="8") == (ACT_QUANT, *micro, TOPK_SUM)
+    grouped = (routes(8)[index], *split1(8), *split2(8))
+    decoded = (DECODES[index], *DECODES[2:])
+    assert programs(DS41, 4, id_types=id_type, capacities="64", arms="expand") == (
+        ACT_QUANT,
+        *decoded,
+        *grouped,
+        TOPK_SUM,
     )
 
 
-def test_the_activation_of_the_model_reaches_its_kernel_alone() -> None:
+def test_the_activation_of_the_model_reaches_its_kernels_alone() -> None:
     limited = dataclasses.replace(DS41, activation_limit=7.0, fast_math=True)
-    changed = tuple(MicroActPayload(intermediate=576, id_bits=bits, limit="7.0", fast_math=True) for bits in (32, 64))
-    assert programs(limited, 4) == (ACT_QUANT, *FC1_INLINE, *changed, *FC2_INLINE, *EXPANSIONS, TOPK_SUM)
+    changed: dict[Payload, Payload] = {
+        act: MicroActPayload(intermediate=576, id_bits=act.id_bits, limit="7.0", fast_math=True) for act in ACT
+    }
+    for fc1 in (*split1(8, 16, 32, inline=True), *split1(32)):
+        fields = {**fc1.to_fields(), "limit": "7.0", "fast_math": True}
+        changed[fc1] = SplitFc1Payload.from_fields(fields)
+    assert programs(limited, 4) == tuple(changed.get(payload, payload) for payload in programs(DS41, 4))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "columns", "experts", "top_k", "scales"),
+    [
+        (3584, 192, 896, 16, ((384, 112, 192), (3584, 6, 3584))),
+        (1024, 320, 8, 2, ((640, 32, 320), (1024, 10, 1024))),
+        (512, 192, 8, 2, ((384, 16, 192), (512, 6, 512))),
+        (5120, 576, 8, 2, ((1152, 160, 576), (5120, 18, 5120))),
+        (5120, 576, 8, 6, ((1152, 160, 576), (5120, 18, 5120))),
+    ],
+)
+def test_compact_geometries_have_sixteen_programs_on_sm_120a(
+    hidden: int, columns: int, experts: int, top_k: int, scales: tuple[tuple[int, int, int], ...]
+) -> None:
+    model = dataclasses.replace(DS41, hidden=hidden, intermediate=columns, experts=experts, top_k=top_k)
+    listed = programs(model, 1, arch="sm_120a")
+    assert sorted(payload.family_name for payload in listed) == sorted(
+        payload.family_name for payload in programs(DS41, 4, arch="sm_120a")
+    )
+    assert [payload for payload in listed if isinstance(payload, ExpandPayload)] == [
+        ExpandPayload(experts=experts, rows=rows, columns=width, group_rows=group) for rows, width, group in scales
+    ]
+    assert {RoutePlanPayload(experts=experts, top_k=top_k, tile_m=16, id_bits=bits) for bits in (32, 64)} <= set(listed)
+    for inline in (False, True):
+        fc2 = SplitFc2Payload(hidden=hidden, intermediate=columns, tile_m=16, csf_inline=inline)
+        fc1 = SplitFc1Payload(hidden=hidden, intermediate=columns, top_k=top_k, tile_m=16, csf_inline=inline)
+        assert {fc1, fc2} <= set(listed)
+    assert len(listed) == 16
+
+
+def test_a_small_geometry_of_whole_row_tiles_has_ten_programs() -> None:
+    model = dataclasses.replace(DS41, hidden=512, intermediate=256, experts=8, top_k=2)
+    listed = programs(model, 1, arch="sm_120a", arms="expand")
+    assert [payload.family_name for payload in listed] == [
+        "act_quant",
+        *["csf_presence"] * 2,
+        *["csf_decode"] * 2,
+        *["route_plan"] * 2,
+        "split_fc1",
+        "split_fc2",
+        "topk_sum",
+    ]
+    assert programs(model, 1, arch="sm_120a", arms="all") == listed
 
 
 def test_kimi_k3_on_sixteen_ranks() -> None:
-    assert programs(load_model("kimi_k3"), 16) == (
+    listed = programs(load_model("kimi_k3"), 16, arch="sm_120a")
+    assert listed == (
         ActQuantPayload(hidden=3584),
+        ExpandPayload(experts=896, rows=384, columns=112, group_rows=192),
+        ExpandPayload(experts=896, rows=3584, columns=6, group_rows=3584),
         MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=32, csf_inline=True),
         MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=64, csf_inline=True),
         MicroActPayload(intermediate=192, id_bits=32),
         MicroActPayload(intermediate=192, id_bits=64),
         MicroFc2Payload(hidden=3584, intermediate=192, id_bits=32, csf_inline=True),
         MicroFc2Payload(hidden=3584, intermediate=192, id_bits=64, csf_inline=True),
-        ExpandPayload(experts=896, rows=384, columns=112, group_rows=192),
-        ExpandPayload(experts=896, rows=3584, columns=6, group_rows=3584),
+        RoutePlanPayload(experts=896, top_k=16, tile_m=16, id_bits=32),
+        RoutePlanPayload(experts=896, top_k=16, tile_m=16, id_bits=64),
+        SplitFc1Payload(hidden=3584, intermediate=192, top_k=16, tile_m=16, csf_inline=True),
+        SplitFc1Payload(hidden=3584, intermediate=192, top_k=16, tile_m=16),
+        SplitFc2Payload(hidden=3584, intermediate=192, tile_m=16, csf_inline=True),
+        SplitFc2Payload(hidden=3584, intermediate=192, tile_m=16),
         TopkSumPayload(hidden=3584, top_k=16),
     )
 
@@ -152,15 +288,26 @@ def test_qwen3_30b_a3b_on_four_ranks() -> None:
         MicroActPayload(intermediate=192, id_bits=64),
         MicroFc2Payload(hidden=2048, intermediate=192, id_bits=32),
         MicroFc2Payload(hidden=2048, intermediate=192, id_bits=64),
+        RoutePlanPayload(experts=128, top_k=8, tile_m=16, id_bits=32),
+        RoutePlanPayload(experts=128, top_k=8, tile_m=16, id_bits=64),
+        SplitFc1Payload(hidden=2048, intermediate=192, top_k=8, tile_m=16),
+        SplitFc2Payload(hidden=2048, intermediate=192, tile_m=16),
         TopkSumPayload(hidden=2048, top_k=8),
     )
-    assert programs(model, 4) == expected
-    assert programs(model, 4, arms="all") == expected
+    assert programs(model, 4, arch="sm_120a") == expected
+    assert programs(model, 4, arch="sm_120a", arms="all") == expected
 
 
-def test_deepseek_v3_on_four_ranks() -> None:
+def test_deepseek_v3_on_four_ranks_is_grouped_at_every_capacity() -> None:
     model = load_model(str(CONFIGS / "deepseek_v3.json"))
-    assert programs(model, 4) == (ActQuantPayload(hidden=7168), TopkSumPayload(hidden=7168, top_k=8))
+    assert programs(model, 4, arch="sm_120a") == (
+        ActQuantPayload(hidden=7168),
+        RoutePlanPayload(experts=256, top_k=8, tile_m=16, id_bits=32),
+        RoutePlanPayload(experts=256, top_k=8, tile_m=16, id_bits=64),
+        SplitFc1Payload(hidden=7168, intermediate=512, top_k=8, tile_m=16),
+        SplitFc2Payload(hidden=7168, intermediate=512, tile_m=16),
+        TopkSumPayload(hidden=7168, top_k=8),
+    )
 
 
 @pytest.mark.parametrize("tp", [5, 8])
@@ -169,9 +316,10 @@ def test_a_model_that_does_not_divide_has_no_programs(tp: int) -> None:
         programs(DS41, tp)
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
-def test_every_architecture_has_the_same_payloads(arch: str) -> None:
-    assert programs(DS41, 4, arch=arch) == (ACT_QUANT, *INLINE, *EXPANSIONS, TOPK_SUM)
+def test_architectures_differ_in_the_tiles_of_grouped_routes_alone() -> None:
+    hopper, blackwell = set(programs(DS41, 4, arms="all")), set(programs(DS41, 4, arch="sm_120a", arms="all"))
+    assert blackwell < hopper
+    assert {payload.to_fields()["tile_m"] for payload in hopper - blackwell} == {8, 32}
 
 
 def test_no_payload_is_listed_twice() -> None:
@@ -184,9 +332,9 @@ def test_no_payload_is_listed_twice() -> None:
 
 def test_what_names_no_geometry_changes_no_payload() -> None:
     renamed = dataclasses.replace(
-        DS41, name="other", default_arch="sm_90a", default_tp=9, programs="some:where", capacities=(8, 4096)
+        DS41, name="other", default_arch="sm_90a", default_tp=9, programs="some:where", capacities=(8, 64, 4096)
     )
-    assert programs(renamed, 4) == programs(DS41, 4)
+    assert programs(renamed, 4, arch="sm_120a") == programs(DS41, 4, arch="sm_120a")
 
 
 def declare() -> PlanOptions:
@@ -195,18 +343,20 @@ def declare() -> PlanOptions:
 
 
 def test_a_declared_plan_does_not_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(options: PlanOptions) -> tuple[Payload, ...]:
+        return enumerate_programs(DS41, tp=4, target=target("sm_120a"), options=options)
+
     monkeypatch.delenv("PLANFREEZE_CSF_INLINE", raising=False)
     monkeypatch.delenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", raising=False)
     declared = declare()
     monkeypatch.setenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", "4096")
-    listed = enumerate_programs(DS41, tp=4, target=target("sm_90a"), options=declared)
-    assert listed == (ACT_QUANT, *INLINE, *EXPANSIONS, TOPK_SUM)
-    later = enumerate_programs(DS41, tp=4, target=target("sm_90a"), options=declare())
-    assert later == (ACT_QUANT, *INLINE, TOPK_SUM)
+    kept = listed(declared)
+    assert kept == programs(DS41, 4, arch="sm_120a")
+    inline = (*routes(16), *split1(16, inline=True), *split2(16, inline=True))
+    assert listed(declare()) == (ACT_QUANT, *MICRO_INLINE, *inline, TOPK_SUM)
     monkeypatch.setenv("PLANFREEZE_CSF_INLINE", "0")
-    assert enumerate_programs(DS41, tp=4, target=target("sm_90a"), options=declared) == listed
-    off = enumerate_programs(DS41, tp=4, target=target("sm_90a"), options=declare())
-    assert off == (ACT_QUANT, *NATIVE, TOPK_SUM)
+    assert listed(declared) == kept
+    assert listed(declare()) == programs(DS41, 4, arch="sm_120a", arms="expand")
 
 
 def test_listing_programs_imports_no_compiler() -> None:

@@ -9,6 +9,7 @@ from planfreeze.errors import (
     InvalidRanks,
     UnavailableArm,
     UnevenShards,
+    UnknownArch,
     UntiledModel,
     UntiledShards,
 )
@@ -19,6 +20,7 @@ from planfreeze.kernels.moe.rules import (
     choose_arms,
     choose_backend,
     choose_scale_mode,
+    choose_tile_m,
     has_kernels,
     is_compact,
     is_prepared_inline,
@@ -211,6 +213,44 @@ def test_the_limit_decides_for_grouped_kernels_of_inline_experts_alone(
     assert choose_scale_mode(shard(DS41, 4), capacity, arm, options(limit=limit)) is mode
 
 
-def test_the_kernels_of_this_version_are_the_direct_route_ones_without_a_decoder() -> None:
-    there = [(backend, mode) for backend in Backend for mode in ScaleMode if has_kernels(backend, mode)]
-    assert there == [(Backend.MICRO, ScaleMode.INLINE), (Backend.MICRO, ScaleMode.NATIVE)]
+@pytest.mark.parametrize(
+    ("arch", "capacity", "tile_m"),
+    [
+        ("sm_90a", 1, 8),
+        ("sm_90a", 64, 8),
+        ("sm_90a", 128, 8),
+        ("sm_90a", 129, 16),
+        ("sm_90a", 1024, 16),
+        ("sm_90a", 1025, 32),
+        ("sm_90a", 4096, 32),
+        ("sm_120a", 1, 16),
+        ("sm_120a", 128, 16),
+        ("sm_120a", 4096, 16),
+    ],
+)
+def test_tiles_of_grouped_routes_grow_with_the_capacity_where_products_take_more_tokens(
+    arch: str, capacity: int, tile_m: int
+) -> None:
+    assert choose_tile_m(arch, capacity) == tile_m
+
+
+def test_an_unknown_architecture_has_no_tiles() -> None:
+    with pytest.raises(UnknownArch):
+        choose_tile_m("sm_90", 64)
+
+
+@pytest.mark.parametrize(
+    ("arch", "capacity", "has"),
+    [
+        ("sm_90a", 8, True),
+        ("sm_90a", 65536, True),
+        # 80 tiles of 64 weight rows for every 32 of 6 routes a token, and for 383 tiles more that are not full.
+        ("sm_90a", 143_163_530, True),
+        ("sm_90a", 143_163_531, False),
+        ("sm_120a", 71_581_765, True),
+        ("sm_120a", 71_581_766, False),
+        ("sm_90a", 2**31 - 1, False),
+    ],
+)
+def test_a_capacity_whose_tasks_32_bits_do_not_count_has_no_kernels(arch: str, capacity: int, has: bool) -> None:
+    assert has_kernels(shard(DS41, 4), arch, capacity) is has

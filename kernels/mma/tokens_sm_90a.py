@@ -1,0 +1,233 @@
+"""Tile product of MXFP4 weights and the MXFP8 activations of 8, 16 or 32 tokens on sm_90a.
+
+Like the product of one row in ``sm_90a``, whose decoding, stages and rounding this uses; but the N operand has as many
+columns as the m tile has rows. They are gathered token by token with 16-byte copies into the 128-byte swizzle: row
+``p`` of the operand is at ``128 * p``, its 16-byte chunk ``ch`` at ``ch ^ (p & 7)``.
+
+Lane ``4*quad + c`` receives the results of operand rows ``8*f + 2*c`` and ``8*f + 2*c + 1`` of every eight. Sixteen and
+more tokens are in plain order. Eight are in even order: tokens 0 to 3 in rows 0, 2, 4, 6 and tokens 4 to 7 in rows 1,
+3, 5, 7, so that every lane has one of the first four and one of the last four. Rescaling is left out for the last four
+of eight tokens, and the last eight of sixteen, where a tile has none of them.
+
+Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments, swizzling modes and matrix
+descriptor.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma.memory import copy_16
+from planfreeze.kernels.mma.sm_90a import COLUMN_BYTES, COLUMNS, arrange_fragments, arrive_once
+
+__all__ = [
+    "chunk_offsets",
+    "consumer_barrier",
+    "copy_tokens",
+    "fence_async",
+    "finish_token_products",
+    "multiply_tokens",
+    "permute_bytes",
+    "start_token_products",
+    "store_shared_x4",
+    "token_descriptor",
+    "token_of_column",
+]
+
+ROW_BYTES, ROW_SCALE_BYTES = 128, 16
+"""One activation row of K128 and its four fp32 scales."""
+CHUNK_BYTES = 16
+GROUPS_IN_FLIGHT = {8: 2, 16: 2, 32: 1}
+"""wgmma groups started before the first is waited for, by tokens: what 96, 96 and 128 registers suffice for."""
+
+
+# --- instructions -----------------------------------------------------------------------------------------------
+
+
+@dsl_user_op
+def fence_async(*, loc=None, ip=None):
+    """Make this thread's earlier accesses to shared memory visible to wgmma, once a barrier follows."""
+    ptx.emit([], [], "fence.proxy.async.shared::cta;", "~{memory}", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def consumer_barrier(*, loc=None, ip=None):
+    """Wait for the 128 threads that multiply; what they wrote to shared memory is then visible to them."""
+    ptx.emit([], [], "bar.sync 1, 128;", "~{memory}", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_shared_x4(address, words, *, loc=None, ip=None):
+    """Store four 32-bit words to a 16-byte aligned address."""
+    text = "st.shared.v4.b32 [$0], {$1,$2,$3,$4};"
+    ptx.emit([], [address, *words], text, "r,r,r,r,r,~{memory}", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def permute_bytes(a, b, order, *, loc=None, ip=None):
+    """Pick four bytes out of two words: nibble ``i`` of ``order`` names byte ``i``, 0..3 of ``a`` and 4..7 of ``b``."""
+    text = "prmt.b32 $0, $1, $2, $3;"
+    (word,) = ptx.emit([T.i32()], [a, b, order], text, "=r,r,r,r", is_volatile=False, loc=loc, ip=ip)
+    return Uint32(word)
+
+
+@dsl_user_op
+def start_token_products(fragments, descriptor, tokens: Constexpr, *, loc=None, ip=None):
+    """Start e4m3 products m64 by ``tokens`` by k32 from zero: register fragments times one shared-memory operand.
+
+    Parameters
+    ----------
+    fragments : list of 4-tuples of Uint32
+        The A operand of each product.
+    descriptor : Int64
+        Matrix descriptor of the common B operand.
+    tokens : int
+        N of the products.
+
+    Returns
+    -------
+    list of list of Float32
+        ``tokens / 2`` results per product, valid after :func:`finish_token_products`. All products are one wgmma group.
+    """
+    size = tokens // 2
+    count = size * len(fragments)
+    words = 4 * len(fragments)
+    lines = ["{", ".reg .pred accumulate;", "setp.ne.b32 accumulate, 0, 0;", "wgmma.fence.sync.aligned;"]
+    for product in range(len(fragments)):
+        results = ",".join(f"${size * product + i}" for i in range(size))
+        fragment = ",".join(f"${count + 4 * product + i}" for i in range(4))
+        lines.append(
+            f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3 {{{results}}}, {{{fragment}}}, "
+            f"${count + words}, accumulate, 1, 1;"
+        )
+    lines += ["wgmma.commit_group.sync.aligned;", "}"]
+    operands = [word for fragment in fragments for word in fragment] + [descriptor]
+    constraints = ",".join(["=f"] * count + ["r"] * words + ["l", "~{memory}"])
+    values = ptx.emit([T.f32()] * count, operands, "\n".join(lines), constraints, loc=loc, ip=ip)
+    return [[Float32(value) for value in values[first : first + size]] for first in range(0, count, size)]
+
+
+@dsl_user_op
+def finish_token_products(products, pending: Constexpr, *, loc=None, ip=None):
+    """Wait until at most ``pending`` later groups are unfinished, and return the results of ``products``.
+
+    The results pass through the statement: nothing that reads them can move above the wait.
+    """
+    flat = [value for product in products for value in product]
+    count, size = len(flat), len(products[0])
+    constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["~{memory}"])
+    text = f"wgmma.wait_group.sync.aligned {pending};"
+    values = ptx.emit([T.f32()] * count, flat, text, constraints, loc=loc, ip=ip)
+    return [[Float32(value) for value in values[first : first + size]] for first in range(0, count, size)]
+
+
+# --- operand ----------------------------------------------------------------------------------------------------
+
+
+def chunk_offsets(lane, tokens):
+    """Return where in the operand chunk ``lane & 7`` of each token ``4 * i + (lane >> 3)`` belongs."""
+    chunk, row = lane & 7, lane >> 3
+    if tokens == 8:
+        first = row * (2 * ROW_BYTES) + ((chunk ^ (2 * row)) << 4)
+        return [first, (first ^ 16) + ROW_BYTES]
+    first = row * ROW_BYTES + ((chunk ^ row) << 4)
+    return [(first ^ (64 * (i & 1))) + 4 * i * ROW_BYTES for i in range(tokens // 4)]
+
+
+def copy_tokens(pipeline, stage, lane, rows, row_scales, valid):
+    """Start the copies of K128 of the first ``valid`` tokens and of their scales; one warp.
+
+    ``rows[i]`` is the lane's source for token ``4 * i + (lane >> 3)``, ``row_scales`` its source for token ``lane``.
+    The rest of the operand stays what it was, and reaches only result columns that nobody reads.
+    """
+    for i, offset in enumerate(chunk_offsets(lane, pipeline.tokens)):
+        is_live = Int32(4 * i + (lane >> 3) < valid)
+        copy_16(stage + pipeline.activations + offset, rows[i], Int32(CHUNK_BYTES), is_live)
+    target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
+    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
+
+
+def token_descriptor(address):
+    """Describe the operand at a multiple of 1024: K-major, 128-byte swizzle, 1024 bytes from eight rows to the next."""
+    low = Int64((address & Int32(0x3FFFF)) >> 4)
+    return low | Int64((1 << 62) | (64 << 32) | (1 << 16))
+
+
+# --- products ---------------------------------------------------------------------------------------------------
+
+
+def parts(tokens):
+    """Split a lane's result columns into those that are rescaled, or left out, together.
+
+    Returns
+    -------
+    list of (int, tuple of int)
+        The first token of the part, in any lane, and the result columns; the first part starts with token 0.
+    """
+    if tokens == 8:
+        return [(0, (0,)), (4, (1,))]
+    if tokens == 16:
+        return [(0, (0, 1)), (8, (2, 3))]
+    # Branches around parts of 32 tokens make ptxas keep results apart that otherwise share registers.
+    return [(0, tuple(range(tokens // 4)))]
+
+
+def token_of_column(tokens, lane, column):
+    """Return the token of one of a lane's result columns ``2 * f + x``: ``x`` of eight operand rows ``f``."""
+    c = lane & 3
+    return c + 4 * column if tokens == 8 else 8 * (column >> 1) + 2 * c + (column & 1)
+
+
+def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_stride, valid, sums):
+    """Add the products of a stage's weights and its tokens to the sums of this lane's four rows.
+
+    Weight and scale offsets are this lane's, in the stage; ``column_stride`` is the distance of K32 groups in the
+    weights. ``sums[4 * column + nt]`` belongs to result column ``column`` and row ``nt``; those of tokens from
+    ``valid`` on have no meaning. The stage is free for the producer once the scales of its last K32 group are read.
+    """
+    tokens = pipeline.tokens
+    in_flight = GROUPS_IN_FLIGHT[tokens]
+    descriptor = token_descriptor(stage + pipeline.activations)
+    addresses = [
+        stage + pipeline.activation_scales + token_of_column(tokens, lane, column) * ROW_SCALE_BYTES
+        for column in range(tokens // 4)
+    ]
+    # Fewer loads, where there are registers for all of them.
+    loaded = [ptx.load_shared_f32x4(address) for address in addresses] if tokens == 8 else None
+    started = []
+    for turn in range(COLUMNS + in_flight - 1):
+        if turn < COLUMNS:
+            words = ptx.load_shared_x4(stage + weight_offset + turn * column_stride)
+            started.append(start_token_products(arrange_fragments(words), descriptor + 2 * turn, tokens))
+        done = turn - (in_flight - 1)
+        if done >= 0:
+            weight_scales = ptx.load_shared_f32x4(stage + scale_offset + done * COLUMN_BYTES)
+            if loaded:
+                factors = [scales[done] for scales in loaded]
+            else:
+                factors = [ptx.float_of_bits(ptx.load_shared(address + 4 * done)) for address in addresses]
+            products = finish_token_products(started[done], len(started) - 1 - done)
+            if done == COLUMNS - 1:
+                arrive_once(stage + pipeline.empty)
+            for first_token, columns in parts(tokens):
+                if first_token == 0:
+                    accumulate_columns(sums, products, factors, weight_scales, columns)
+                else:
+                    accumulate_from(valid, first_token, sums, products, factors, weight_scales, columns)
+
+
+@cute.jit
+def accumulate_from(valid, first_token: Constexpr, sums, products, factors, weight_scales, columns: Constexpr):
+    """Rescale and add results of one K32 group, if the tile has their tokens."""
+    if valid > first_token:
+        accumulate_columns(sums, products, factors, weight_scales, columns)
+
+
+def accumulate_columns(sums, products, factors, weight_scales, columns):
+    """Rescale the results of one K32 group in some result columns and add them."""
+    for column in columns:
+        for nt in range(4):
+            product = products[nt // 2][4 * (column >> 1) + 2 * (nt % 2) + (column & 1)]
+            scaled = ptx.mul_rn(product, factors[column])
+            sums[4 * column + nt] = ptx.fma_rn(scaled, weight_scales[nt], sums[4 * column + nt])

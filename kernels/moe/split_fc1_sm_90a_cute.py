@@ -1,0 +1,370 @@
+"""Kernel of family ``split_fc1`` for sm_90a."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma import sm_90a as mma
+from planfreeze.kernels.mma import tokens_sm_90a as tokens
+from planfreeze.kernels.mma.memory import bits_of_float, commit_copies, pack_bf16, select, store_global_x1, wait_copies
+from planfreeze.kernels.mma.mxfp8 import (
+    NOT_FINITE,
+    block_amax,
+    block_scale,
+    exchange,
+    larger,
+    low_high,
+    round_e4m3,
+    scale_factor,
+)
+from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
+from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.moe.geometry import padded_width
+from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid
+from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a
+
+__all__ = ["SplitFc1"]
+
+CONSUMERS = 128
+HALF_WEIGHT_BYTES = WEIGHT_BYTES // 2
+"""Weights of 64 rows and K128."""
+QUAD_BITS = (4, 8, 16)
+"""Lane bits of the eight lanes that have the rows of one group of 32 columns for the same tokens."""
+
+
+class SplitFc1:
+    """First projection, activation and quantisation of grouped tokens: one m tile, 64 up and 64 gate rows per task.
+
+    Math: with e = tile_expert[m] and token = token_map[row] / top_k, gate and up are ``alpha[e] * sum_k a[token, k] *
+    w[e, weight_row, k]`` in fp32: every group of 32 K is a product of its own, rescaled and added in K order, every
+    operation rounded on its own. Then ``bf16(silu(min(gate, L)) * clamp(up, -L, L))`` as in ``micro_act`` but from
+    fp32, and MXFP8 as in :mod:`planfreeze.kernels.mma.mxfp8`.
+
+    Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``,
+    ``w13`` 32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the
+    native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``token_map`` i32 ``(rows,)``,
+    ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``, ``tile_count`` i32 ``(1,)``, ``alpha`` f32 ``(experts,)``;
+    ``intermediate`` u8 of ``rows`` rows: payload ``(rows, padded)`` in the byte order of sm_90a, then f32 scales
+    ``(padded / 128, rows, 4)``; then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned.
+    Of m tile m the first tile_valid[m] rows are written, their padding columns with zeros.
+
+    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
+    a ring of 4 stages of K128: weights and scales by bulk copies, activations token by token by 16-byte copies. ``lag``
+    steps later it rebuilds the staged scales to fp32, so that both kinds of scale storage reach the very same
+    instructions of the other warps, and hands the stage over. Gate and up of a column meet through shared memory: the
+    warps of the up rows finish one half of the tokens, those of the gate rows the other. 51,200 bytes of shared memory
+    for 8 tokens, 57,344 for 16 and 73,728 for 32; 4, 4 and 3 blocks per SM. Persistent blocks stride over the tasks of
+    the live m tiles, m-major: tasks of one m tile share its activations in L2. sm_90a.
+
+    Parameters
+    ----------
+    launch : LaunchInfo
+        160 threads and the shared memory of :func:`~planfreeze.kernels.moe.split_fc1.pipeline_sm_90a`.
+    hidden, intermediate : int
+        K, a multiple of 256, and rows of each half, a multiple of 64.
+    top_k : int
+        Routes per token.
+    tile_m : int
+        Rows of an m tile: 8, 16 or 32.
+    limit : str
+        Decimal text of L; empty for none.
+    fast_math : bool
+        Use the approximate exponential and reciprocal.
+    csf_inline : bool
+        Read scales from inline storage; the last 128-row tile of each half must have 64 rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        launch: LaunchInfo,
+        hidden: int,
+        intermediate: int,
+        top_k: int,
+        tile_m: int,
+        limit: str = "",
+        fast_math: bool = False,
+        csf_inline: bool = False,
+    ) -> None:
+        self.launch = launch
+        self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
+        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
+        storage = InlineHalves if csf_inline else NativeHalves
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
+        self.hidden = hidden
+        self.intermediate = intermediate
+        self.padded = padded_width(intermediate)
+        self.top_k = top_k
+        self.tile_m = tile_m
+        self.limit = float(limit) if limit else None
+        self.sigmoid = approximate_sigmoid if fast_math else sigmoid
+        self.steps = hidden // 128
+        self.tiles = intermediate // 64
+        # The tile whose columns are followed by 64 of padding, or none.
+        self.short_tile = self.tiles - 1 if intermediate % 128 else -1
+        # Less than a task's steps: when the first step of a task is rebuilt, its last one is not yet copied.
+        self.lag = min(self.pipeline.stages - 2, self.steps - 1)
+
+    def __repr__(self) -> str:
+        # CuTe DSL puts this into the kernel's symbol.
+        return "SplitFc1"
+
+    @cute.jit
+    def __call__(self, *arguments):
+        *parameters, stream = arguments
+        self.kernel(tuple(parameters)).launch(
+            grid=[1, 1, 1],
+            block=list(self.launch.block),
+            smem=self.launch.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=self.launch.min_blocks,
+            preferred_smem_carveout=self.launch.carveout_percent,
+        )
+
+    @cute.kernel
+    def kernel(self, parameters):
+        tile_count = parameters[-7]
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        # The swizzle follows address bits, so the operands' alignment counts from zero.
+        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024).toint())
+        if thread == 0:
+            mma.init_stages(self.pipeline, shared)
+        walk = (block, blocks, ptx.load_global_i32(tile_count) * self.tiles)
+        cute.arch.sync_threads()
+        if thread >= CONSUMERS:
+            self.produce(shared, thread & 31, walk, parameters)
+        else:
+            self.consume(shared, thread, walk, parameters)
+
+    def split_task(self, task):
+        """Return the m tile and the 64-row tile of a task, both Int32."""
+        m_tile = Uint32(task) // Uint32(self.tiles)
+        return Int32(m_tile), Int32(Uint32(task) - m_tile * Uint32(self.tiles))
+
+    # --- producer -----------------------------------------------------------------------------------------------
+
+    def load_tables(self, parameters, task, lane):
+        """Load the expert and the valid rows of a task's m tile, and the pair of its row ``lane``."""
+        token_map, tile_expert, tile_valid = parameters[-10:-7]
+        m_tile, _ = self.split_task(task)
+        row = Int64(m_tile) * self.tile_m + Int64(lane & (self.tile_m - 1))
+        return (
+            ptx.load_global_i32(tile_expert + Int64(m_tile) * 4),
+            ptx.load_global_i32(tile_valid + Int64(m_tile) * 4),
+            ptx.load_global_i32(token_map + row * 4),
+        )
+
+    def spread_tokens(self, token, lane):
+        """Return the tokens whose activations a lane copies, from the one token every lane has."""
+        return [cute.arch.shuffle_sync(token, 4 * i + (lane >> 3)) for i in range(self.tile_m // 4)]
+
+    @cute.jit
+    def produce(self, shared, lane, walk, parameters):
+        """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
+        block, blocks, tasks = walk
+        a8, a_scale, w13 = parameters[:3]
+        addresses = parameters[3:-10]
+        stage, parity = shared, Int32(1)
+        behind, behind_parity = shared, Int32(0)
+        record = shared
+        copied = Int32(0)
+        half, bases = Int32(0), Uint32(0)
+        next_expert, next_valid, next_pair = Int32(0), Int32(0), Int32(0)
+        if block < tasks:
+            next_expert, next_valid, next_pair = self.load_tables(parameters, block, lane)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            # Tables are loaded one task ahead: a load takes about as long as a step.
+            expert, valid, pair = next_expert, next_valid, next_pair
+            if task + blocks < tasks:
+                next_expert, next_valid, next_pair = self.load_tables(parameters, task + blocks, lane)
+            m_tile, tile = self.split_task(task)
+            token = Int32(Uint32(pair) // Uint32(self.top_k))
+            sources = self.spread_tokens(token, lane)
+            wide = Int64(expert)
+            weights = w13 + (wide * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
+            scales, scale_step = self.scales.locate(addresses, wide, tile)
+            row = a8 + Int64((lane & 7) * 16)
+            row_scales = a_scale + Int64(token) * (self.hidden // 8)
+            for step in cutlass.range(0, self.steps, 1, unroll=1):
+                ptx.wait(stage + self.pipeline.empty, parity)
+                with cute.arch.elect_one():
+                    if step == 0:
+                        self.hand_over(record, m_tile, tile, valid, expert)
+                    self.copy_weights(stage, weights)
+                    self.scales.copy(stage, addresses, scales, wide, tile, step)
+                rows = [row + Int64(source) * self.hidden for source in sources]
+                tokens.copy_tokens(self.pipeline, stage, lane, rows, row_scales, valid)
+                commit_copies()
+                weights = weights + HALF_WEIGHT_BYTES
+                row = row + tokens.ROW_BYTES
+                row_scales = row_scales + tokens.ROW_SCALE_BYTES
+                scales = scales + scale_step
+                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                if copied >= self.lag:
+                    ptx.wait(behind + self.pipeline.landed, behind_parity)
+                    if step == self.lag:
+                        half = tile & 1
+                        bases = self.scales.load_bases(behind, lane)
+                    self.scales.rebuild(behind, lane, half, bases, addresses)
+                    wait_copies(self.lag)
+                    self.publish(behind)
+                    behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                copied = copied + 1
+            record, _ = mma.advance(self.pipeline, shared, record, Int32(0))
+        wait_copies(0)
+        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
+            ptx.wait(behind + self.pipeline.landed, behind_parity)
+            self.scales.rebuild(behind, lane, half, bases, addresses)
+            self.publish(behind)
+            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+
+    def hand_over(self, record, m_tile, tile, valid, expert):
+        """Tell the consumers what a task is.
+
+        Records take turns in the stages, one stage on with every task. So a task's record is written over in the first
+        step of the task ``stages`` later, and the stage of that step was last used by a later task than this one,
+        because a task has two steps or more: this one's consumers have then finished with it.
+        """
+        words = [Uint32(word) for word in (m_tile, tile, valid, expert)]
+        tokens.store_shared_x4(record + self.pipeline.task, words)
+
+    def copy_weights(self, stage, weights):
+        """Start the bulk copies that ``full`` waits for: the weights of both groups."""
+        full = stage + self.pipeline.full
+        target = stage + self.pipeline.weights
+        size_bytes = Int32(HALF_WEIGHT_BYTES)
+        gate = weights + Int64(self.hidden * self.intermediate // 2)
+        ptx.arrive_expecting(full, Int32(WEIGHT_BYTES))
+        ptx.copy_bulk(target, weights, size_bytes, full)
+        ptx.copy_bulk(target + HALF_WEIGHT_BYTES, gate, size_bytes, full)
+
+    def publish(self, stage):
+        """Arrive on ``full``, after this warp's copied activations and rebuilt scales."""
+        tokens.fence_async()
+        mma.arrive_once(stage + self.pipeline.full)
+
+    # --- consumers ----------------------------------------------------------------------------------------------
+
+    def take_over(self, record):
+        """Return what :meth:`hand_over` said of a task."""
+        return [Int32(word) for word in ptx.load_shared_x4(record + self.pipeline.task)]
+
+    @cute.jit
+    def consume(self, shared, thread, walk, parameters):
+        """Multiply the stages of every task and write its part of the intermediate."""
+        block, blocks, tasks = walk
+        alpha, intermediate, _, _, rows, _ = parameters[-6:]
+        lane, warp = thread & 31, thread >> 5
+        group, chunk = warp >> 1, warp & 1
+        weight_offset = group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
+        scale_offset = self.pipeline.scales + (warp * 8 + (lane >> 2)) * 16
+        sums = cute.make_rmem_tensor((self.tile_m,), Float32)
+        stage, parity = shared, Int32(0)
+        record = shared
+        for _ in cutlass.range(block, tasks, blocks, unroll=1):
+            ptx.wait(stage + self.pipeline.full, parity)
+            _, _, valid, expert = self.take_over(record)
+            factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
+            for i in cutlass.range_constexpr(self.tile_m):
+                sums[i] = Float32(0.0)
+            for _ in cutlass.range(0, self.steps, 1, unroll=1):
+                ptx.wait(stage + self.pipeline.full, parity)
+                tokens.multiply_tokens(
+                    self.pipeline, stage, lane, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, valid, sums
+                )
+                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+            scaled = ptx.mul_rn(factor, Float32(mma.PRODUCT_FACTOR))
+            gates, ups = self.meet(shared + self.pipeline.exchange, lane, warp, sums, scaled)
+            # Read again, not kept: the main loop needs the registers.
+            m_tile, tile, _, _ = self.take_over(record)
+            token = tokens.token_of_column(self.tile_m, lane, group)
+            row = Int64(m_tile) * self.tile_m + Int64(token)
+            payload_target, scale_target = self.targets(intermediate, rows, row, tile * 64 + chunk * 32, lane)
+            for part in cutlass.range_constexpr(self.tile_m // 8):
+                if tokens.token_of_column(self.tile_m, 0, 2 * part + group) < valid:
+                    payload, byte = self.activate(lane, gates[4 * part : 4 * part + 4], ups[4 * part : 4 * part + 4])
+                    if token + 8 * part < valid:
+                        self.store(
+                            payload_target + 8 * part * self.padded,
+                            scale_target + 8 * part * 16,
+                            tile,
+                            lane,
+                            payload,
+                            byte,
+                        )
+            record, _ = mma.advance(self.pipeline, shared, record, Int32(0))
+
+    def meet(self, exchange_area, lane, warp, sums, factor):
+        """Bring gate and up of a column to one lane: lists of four rows for every eight tokens.
+
+        The warps of the up rows get the gate sums of their even result columns and give the up sums of their odd ones.
+        """
+        is_gate = warp >= 2
+        size_bytes = 64 * self.tile_m
+        mine, partners = (exchange_area + w * size_bytes + lane * 4 for w in (warp, warp ^ 2))
+        pairs = []
+        for part in range(self.tile_m // 8):
+            for nt in range(4):
+                even, odd = (bits_of_float(ptx.mul_rn(sums[8 * part + 4 * x + nt], factor)) for x in range(2))
+                pairs.append((select(is_gate, odd, even), select(is_gate, even, odd)))
+        # Until here another warp may still read what the task before left.
+        tokens.consumer_barrier()
+        for i, (_, given) in enumerate(pairs):
+            ptx.store_shared_f32(mine + 128 * i, ptx.float_of_bits(given))
+        tokens.consumer_barrier()
+        gates, ups = [], []
+        for i, (kept, _) in enumerate(pairs):
+            taken = ptx.load_shared(partners + 128 * i)
+            gates.append(ptx.float_of_bits(select(is_gate, kept, taken)))
+            ups.append(ptx.float_of_bits(select(is_gate, taken, kept)))
+        return gates, ups
+
+    def product(self, gate, up):
+        """Return silu(gate) * up of one column, limited."""
+        if self.limit is not None:
+            gate = ptx.min_nan(gate, Float32(self.limit))
+            up = ptx.max_nan(ptx.min_nan(up, Float32(self.limit)), Float32(-self.limit))
+        return ptx.mul_rn(ptx.mul_rn(gate, self.sigmoid(gate)), up)
+
+    def activate(self, lane, gates, ups):
+        """Activate and quantise a lane's four rows of one token; return four payload bytes to store, and the scale.
+
+        Before the exchange of bytes, byte ``nt`` of lane ``4 * quad + c`` is K ``8 * nt + quad``. In the byte order of
+        sm_90a that is position ``16 * (quad & 1) + 4 * nt + (quad >> 1)``: the four quads of one parity transpose their
+        bytes, and lane ``i`` of them has the word at ``16 * (quad & 1) + 4 * i``.
+        """
+        values = [self.product(gate, up) for gate, up in zip(gates, ups, strict=True)]
+        words = (pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]))
+        amax = block_amax(words, lanes=1)
+        for mask in QUAD_BITS:
+            amax = larger(amax, exchange(amax, mask))
+        byte, is_finite = block_scale(amax)
+        low, high = low_high(words, scale_factor(byte))
+        payload = select(is_finite, round_e4m3(low[0], high[0], low[1], high[1]), Uint32(NOT_FINITE))
+        order = select((lane & 8) == 0, Uint32(0x6240), Uint32(0x3715))
+        payload = tokens.permute_bytes(payload, exchange(payload, 8), order)
+        order = select((lane & 16) == 0, Uint32(0x5410), Uint32(0x3276))
+        return tokens.permute_bytes(payload, exchange(payload, 16), order), byte
+
+    def targets(self, intermediate, rows, row, column, lane):
+        """Return where the payload word a lane has of a row and 32 columns belongs, and their scale."""
+        quad = lane >> 2
+        position = (quad & 1) * 16 + (quad >> 1) * 4
+        scales = intermediate + Int64(rows) * self.padded
+        scale = scales + (Int64(column >> 7) * rows + row) * 16 + Int64(((column >> 5) & 3) * 4)
+        return intermediate + row * self.padded + Int64(column + position), scale
+
+    @cute.jit
+    def store(self, payload_target, scale_target, tile, lane, payload, byte):
+        """Store a lane's payload word, and in one lane of eight the scale; clear the padding of the last tile."""
+        store_global_x1(payload_target, payload)
+        if lane < 4:
+            store_global_x1(scale_target, byte << 23)
+        if tile == self.short_tile:
+            store_global_x1(payload_target + 64, Uint32(0))
+            if lane < 4:
+                store_global_x1(scale_target + 8, Uint32(0))

@@ -1,0 +1,250 @@
+"""Kernel of family ``split_fc2`` for sm_90a."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+
+from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma import sm_90a as mma
+from planfreeze.kernels.mma import tokens_sm_90a as tokens
+from planfreeze.kernels.mma.memory import commit_copies, wait_copies
+from planfreeze.kernels.mma.rows_sm_90a import RowProduct, copy_rows
+from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
+from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.moe.geometry import padded_width, row_tiles
+from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
+
+__all__ = ["SplitFc2"]
+
+CONSUMERS = 128
+ROW_BYTES, ROW_SCALE_BYTES = 128, 16
+"""One intermediate row of K128 and its four fp32 scales."""
+
+
+class SplitFc2:
+    """Second projection of routes grouped by expert, one tile of rows and one of 128 output columns per task.
+
+    Math: ``route_output[token_map[row], n] = bf16(alpha[e] * row_weight[row] * sum_k a[row, k] * w[e, n, k])`` with
+    e = tile_expert[row // tile_m], for the first tile_valid rows of each of the first tile_count tiles. Every group of
+    32 K is a product of its own, rescaled and added in fp32, in K order; then the sum is multiplied by 64 (see
+    ``mma``), alpha and weight, every operation rounded on its own.
+
+    Arguments: ``intermediate`` u8, for ``rows`` rows: payload ``(rows, padded K)`` in the byte order of sm_90a, then
+    f32 scales ``(padded K / 128, rows, 4)``; ``w2`` 32-bit words ``[expert][128-row tile][K128][K32][32-row
+    chunk][lane][nt]``; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``;
+    ``token_map`` i32 and ``row_weight`` f32 ``(rows,)``; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``;
+    ``tile_count`` i32 ``(1,)``; ``alpha`` f32 ``(experts,)``; ``route_output`` bf16 ``(pairs, hidden)``; then
+    ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the tables 4.
+
+    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply 32 weight rows each with tile_m intermediate rows. Warp 4
+    fills a ring of 4 stages of K128, weights and scales by bulk copies, the valid rows in 128-byte swizzle by cp.async
+    of 16 bytes; two steps later it rebuilds the scales to fp32, so that both kinds of scale storage reach the very same
+    instructions of the other warps. The ring never drains between tasks, which are as short as one step. When K is an
+    odd multiple of 64 the last step of a task has K64. Rows that are not valid are neither copied nor stored; what
+    their columns of the product hold reaches no other column. 49,152 bytes of shared memory and at most 96
+    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 65,536 (inline: 61,440) and 128 for 32,
+    with 3. Persistent blocks stride over the tasks, tile-major: the tasks of one tile share its rows in L2. sm_90a.
+
+    Parameters
+    ----------
+    launch : LaunchInfo
+        160 threads and the shared memory of :func:`~planfreeze.kernels.moe.split_fc2.pipeline_sm_90a`.
+    hidden, intermediate : int
+        Output columns, a multiple of 256, and K, a multiple of 64.
+    tile_m : int
+        Rows per tile: 8, 16 or 32.
+    csf_inline : bool
+        Read scales from inline storage.
+    """
+
+    def __init__(
+        self, *, launch: LaunchInfo, hidden: int, intermediate: int, tile_m: int, csf_inline: bool = False
+    ) -> None:
+        self.launch = launch
+        self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
+        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
+        assert self.pipeline.activations % SWIZZLE_BYTES == 0
+        storage = InlineRows if csf_inline else NativeRows
+        self.scales = storage(self.pipeline, intermediate=intermediate)
+        self.product = RowProduct(self.pipeline, tile_m=tile_m)
+        self.hidden = hidden
+        self.tile_m = tile_m
+        self.tiles = row_tiles(hidden)
+        self.row_block_bytes = 128 * intermediate // 2
+        self.padded = padded_width(intermediate)
+        self.steps = row_tiles(intermediate)
+        self.whole_steps = intermediate // 128
+        self.lag = self.pipeline.stages - 2
+
+    def __repr__(self) -> str:
+        # CuTe DSL puts this into the kernel's symbol.
+        return "SplitFc2"
+
+    @cute.jit
+    def __call__(self, *arguments):
+        *parameters, stream = arguments
+        self.kernel(tuple(parameters)).launch(
+            grid=[1, 1, 1],
+            block=list(self.launch.block),
+            smem=self.launch.shared_bytes,
+            stream=stream,
+            min_blocks_per_mp=self.launch.min_blocks,
+            preferred_smem_carveout=self.launch.carveout_percent,
+        )
+
+    @cute.kernel
+    def kernel(self, parameters):
+        tile_count, m_tiles = parameters[-7], parameters[-1]
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=SWIZZLE_BYTES).toint())
+        if thread == 0:
+            mma.init_stages(self.pipeline, shared)
+        # The first entries are loaded beside the count that says whether they mean anything.
+        count = ptx.load_global_i32(tile_count)
+        expert, valid = Int32(0), Int32(0)
+        if block < m_tiles * self.tiles:
+            expert, valid = self.load_entry(parameters, block)
+        walk = (block, blocks, count * self.tiles)
+        cute.arch.sync_threads()
+        if thread >= CONSUMERS:
+            self.produce(shared, thread & 31, walk, expert, valid, parameters)
+        else:
+            self.consume(shared, thread, walk, expert, valid, parameters)
+
+    def split_task(self, task):
+        """Return the m tile and the 128-column tile of a task, Int32."""
+        m_tile = Uint32(task) // Uint32(self.tiles)
+        return Int32(m_tile), Int32(Uint32(task) - m_tile * Uint32(self.tiles))
+
+    def load_entry(self, parameters, task):
+        """Load the expert and the valid rows of a task's m tile, Int32."""
+        m_tile, _ = self.split_task(task)
+        offset = Int64(m_tile) * 4
+        return ptx.load_global_i32(parameters[-9] + offset), ptx.load_global_i32(parameters[-8] + offset)
+
+    @cute.jit
+    def produce(self, shared, lane, walk, next_expert, next_valid, parameters):
+        """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
+        block, blocks, tasks = walk
+        intermediate, w2 = parameters[:2]
+        addresses = parameters[2:-11]
+        row_count = parameters[-2]
+        lane_source = intermediate + Int64(lane >> 3) * self.padded + Int64((lane & 7) * 16)
+        first_row_scales = intermediate + Int64(row_count) * self.padded
+        stage, parity = shared, Int32(1)
+        behind, behind_parity, behind_step = shared, Int32(0), Int32(0)
+        bases = Uint32(0)
+        copied = Int32(0)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            # Entries are loaded one task ahead: a load takes about as long as a step.
+            expert, valid = next_expert, next_valid
+            if task + blocks < tasks:
+                next_expert, next_valid = self.load_entry(parameters, task + blocks)
+            m_tile, tile = self.split_task(task)
+            row_block = Int64(expert) * self.tiles + Int64(tile)
+            weights = w2 + row_block * self.row_block_bytes
+            first_row = Int64(m_tile) * self.tile_m
+            source = lane_source + first_row * self.padded
+            row_scales = first_row_scales + first_row * ROW_SCALE_BYTES
+            scales = self.scales.locate(addresses, row_block)
+            for step in cutlass.range(0, self.steps, 1, unroll=1):
+                ptx.wait(stage + self.pipeline.empty, parity)
+                with cute.arch.elect_one():
+                    self.copy(stage, weights, row_scales, step)
+                    self.scales.copy(stage, addresses, scales, row_block, step)
+                copy_rows(stage + self.pipeline.activations, source, lane, valid, self.tile_m, self.padded)
+                commit_copies()
+                weights = weights + WEIGHT_BYTES
+                source = source + ROW_BYTES
+                row_scales = row_scales + Int64(row_count) * ROW_SCALE_BYTES
+                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                if copied >= self.lag:
+                    wait_copies(self.lag)
+                    bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
+                    behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                    behind_step = self.advance_step(behind_step)
+                copied = copied + 1
+        wait_copies(0)
+        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
+            bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
+            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+            behind_step = self.advance_step(behind_step)
+
+    def copy(self, stage, weights, row_scales, step):
+        """Start the bulk copies that ``full`` waits for: weights, of K64 in a tail, and the scales of the rows."""
+        full = stage + self.pipeline.full
+        size_bytes = cutlass.min(Int32(WEIGHT_BYTES), Int32(self.row_block_bytes) - step * WEIGHT_BYTES)
+        scale_bytes = self.tile_m * ROW_SCALE_BYTES
+        ptx.arrive_expecting(full, size_bytes + scale_bytes)
+        ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
+        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(scale_bytes), full)
+
+    @cute.jit
+    def finish(self, stage, parity, lane, step, bases, addresses):
+        """Rebuild the scales of a stage once they have landed, and arrive on ``full``; return its row bases.
+
+        The copies this lane made into the stage are complete.
+        """
+        tokens.fence_async()
+        ptx.wait(stage + self.pipeline.landed, parity)
+        if step == 0:
+            bases = self.scales.load_bases(stage, lane)
+        self.scales.rebuild(stage, lane, step, bases, addresses)
+        mma.arrive_once(stage + self.pipeline.full)
+        return bases
+
+    @cute.jit
+    def advance_step(self, step):
+        """Count the steps of a task round and round."""
+        step = step + 1
+        if step == self.steps:
+            step = Int32(0)
+        return step
+
+    @cute.jit
+    def consume(self, shared, thread, walk, next_expert, next_valid, parameters):
+        """Multiply the stages of every task, and store the results of the rows that are valid."""
+        block, blocks, tasks = walk
+        token_map, row_weight = parameters[-11:-9]
+        alpha, route_output = parameters[-6:-4]
+        lane, warp = thread & 31, thread >> 5
+        quad = lane >> 2
+        weight_offset = warp * mma.CHUNK_BYTES + lane * 16
+        scale_offset = self.pipeline.scales + (warp * 8 + quad) * 16
+        slots = self.product.slots
+        sums = cute.make_rmem_tensor((4 * slots,), Float32)
+        stage, parity = shared, Int32(0)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            expert, valid = next_expert, next_valid
+            if task + blocks < tasks:
+                next_expert, next_valid = self.load_entry(parameters, task + blocks)
+            m_tile, tile = self.split_task(task)
+            # Loaded before the steps, which hide the latency: lane l has the entry of row l, valid or not.
+            factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
+            row = Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1))) * 4
+            row_pair = ptx.load_global_i32(token_map + row)
+            weight = ptx.load_global_f32(row_weight + row)
+            for index in cutlass.range_constexpr(4 * slots):
+                sums[index] = Float32(0.0)
+            for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
+                ptx.wait(stage + self.pipeline.full, parity)
+                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.COLUMNS)
+                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+            if cutlass.const_expr(self.steps > self.whole_steps):
+                ptx.wait(stage + self.pipeline.full, parity)
+                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
+                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+            first_column = Int64(tile * 128 + warp * 32 + quad)
+            for slot in cutlass.range_constexpr(slots):
+                row = tokens.token_of_column(self.tile_m, lane, slot)
+                pair = cute.arch.shuffle_sync(row_pair, row)
+                slot_weight = cute.arch.shuffle_sync(weight, row)
+                if row < valid:
+                    target = route_output + (Int64(pair) * self.hidden + first_column) * 2
+                    for nt in cutlass.range_constexpr(4):
+                        value = ptx.mul_rn(sums[slots * nt + slot], Float32(mma.PRODUCT_FACTOR))
+                        value = ptx.mul_rn(ptx.mul_rn(value, factor), slot_weight)
+                        ptx.store_global_bf16(target + 16 * nt, value)

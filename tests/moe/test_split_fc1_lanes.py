@@ -1,0 +1,199 @@
+"""The sm_90a kernel of ``split_fc1``, run lane by lane in Python against the float64 reference."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from planfreeze.kernels.mma import mxfp8, scales_sm_90a, sm_90a, tokens_sm_90a
+from planfreeze.kernels.moe import micro_act_cute, split_fc1_sm_90a_cute
+from planfreeze.kernels.moe.geometry import intermediate_bytes
+from planfreeze.kernels.moe.reference import (
+    activation_scales,
+    arrange_activations,
+    dequantise_mxfp8,
+    quantise_intermediate,
+    quantise_mxfp8,
+)
+from planfreeze.kernels.moe.reference_grouped import place_routes, read_intermediate
+from planfreeze.kernels.moe.reference_grouped import split_fc1 as reference
+from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload, split_fc1
+from planfreeze.kernels.moe.weights import pack_w13
+from planfreeze.kernels.scales.geometry import ScaleGeometry
+from planfreeze.kernels.scales.inline import encode
+from planfreeze.kernels.scales.native import native_plane
+from planfreeze.target import target
+
+ARCH = "sm_90a"
+EXPERTS = 4
+MODULES = (split_fc1_sm_90a_cute, tokens_sm_90a, sm_90a, scales_sm_90a, mxfp8, micro_act_cute)
+POISON = 0xEE
+
+
+def load_machine():
+    """Load the lane machine from its file: tests are not a package."""
+    spec = importlib.util.spec_from_file_location("token_lanes", Path(__file__).with_name("lane_machine_tokens.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+machine = load_machine()
+
+
+class Problem:
+    """Four experts; ``counts[e]`` routes of expert e, in mixed pair order, and as many invalid ones as fill a token."""
+
+    def __init__(self, *, hidden, intermediate, tile_m, counts, top_k=3, limit=None, broken_token=None):
+        rng = np.random.default_rng(13)
+        self.hidden, self.intermediate, self.tile_m, self.top_k, self.limit = hidden, intermediate, tile_m, top_k, limit
+        ids = np.repeat(np.arange(EXPERTS), counts)
+        ids = rng.permutation(np.concatenate((ids, np.full(-len(ids) % top_k, 99))))
+        self.tokens = len(ids) // top_k
+        ids = torch.from_numpy(ids.astype(np.int32))
+        self.routes = place_routes(ids, torch.ones(len(ids)), experts=EXPERTS, tile_m=tile_m)
+        # Three more m tiles of capacity than are live, with ids no kernel may follow.
+        self.m_tiles = self.routes.tiles + 3
+        self.rows = self.m_tiles * tile_m + 1
+        columns, weight_rows = hidden // 32, 2 * intermediate
+        self.geometry = ScaleGeometry(rows=weight_rows, columns=columns, group_rows=intermediate)
+        bases = rng.integers(117, 122, (EXPERTS, weight_rows, 1))
+        scales = bases + rng.integers(0, 2, (EXPERTS, weight_rows, columns))
+        sparse = rng.random(scales.shape) < 0.004
+        scales[sparse] = rng.integers(112, 123, sparse.sum())
+        # The tile of rows 0..127 and the first K128 is raw, the one of the second K128 of expert 1 has no record.
+        scales[:, 2:8, :4] = rng.integers(100, 122, (EXPERTS, 6, 4))
+        scales[1, :, 4:8] = bases[1] + rng.integers(0, 2, (weight_rows, 4))
+        self.scales = torch.from_numpy(scales.astype(np.uint8))
+        self.plane = native_plane(self.geometry, self.scales)
+        self.codes = torch.from_numpy(rng.integers(0, 256, (EXPERTS, weight_rows, hidden // 2), dtype=np.uint8))
+        x = torch.from_numpy(rng.standard_normal((self.tokens, hidden)).astype(np.float32)).bfloat16()
+        # A token's scales differ from its neighbours', group by group.
+        x *= torch.exp2(torch.from_numpy(rng.integers(-2, 2, (self.tokens, columns)))).repeat_interleave(32, -1)
+        if broken_token is not None:
+            x[broken_token, 40] = torch.nan
+        self.x = quantise_mxfp8(x)
+        self.alpha = np.array([1.0, 1.75, 0.5, 1.25], dtype=np.float32)
+
+    def storage(self, csf_inline):
+        """Return the scale arguments."""
+        if csf_inline:
+            return tuple(part.numpy() for part in encode(self.geometry, self.plane).parts())
+        return (self.plane.numpy(),)
+
+    def run(self, monkeypatch, *, csf_inline, blocks, fast_math=False, live=None):
+        """Return the intermediate as it is stored."""
+        payload = SplitFc1Payload(
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            top_k=self.top_k,
+            tile_m=self.tile_m,
+            limit="" if self.limit is None else str(self.limit),
+            fast_math=fast_math,
+            csf_inline=csf_inline,
+        )
+        source = split_fc1.define(payload, target(ARCH)).source
+        token_map = np.full(self.rows, 2**30, dtype=np.int32)
+        token_map[: self.routes.rows] = self.routes.token_map
+        expert, valid = np.full((2, self.m_tiles), 2**30, dtype=np.int32)
+        expert[: self.routes.tiles], valid[: self.routes.tiles] = self.routes.tile_expert, self.routes.tile_valid
+        output = np.full(intermediate_bytes(ARCH, self.rows, self.intermediate), POISON, dtype=np.uint8)
+        parts = (
+            arrange_activations(self.x[0], ARCH).numpy(),
+            activation_scales(self.x[1], ARCH).numpy(),
+            pack_w13(self.codes, ARCH).numpy(),
+            *self.storage(csf_inline),
+            token_map,
+            expert,
+            valid,
+            np.array([self.routes.tiles if live is None else live], dtype=np.int32),
+            self.alpha,
+            output,
+        )
+        memory, addresses = machine.lanes.place(parts)
+        scalars = [np.int32(value) for value in (self.tokens, EXPERTS, self.rows, self.m_tiles)]
+        parameters = (*(np.int64(address) for address in addresses), *scalars)
+        before = memory.copy()
+        with monkeypatch.context() as patch:
+            kernel = split_fc1_sm_90a_cute.SplitFc1
+            machine.run_kernel(patch, MODULES, kernel, source, blocks, memory, parameters)
+        first = addresses[-1]
+        assert (memory[:first] == before[:first]).all()
+        return memory[first : first + output.size]
+
+    def check(self, found):
+        """Compare with float64, and see that no other row was touched."""
+        activations = reference(
+            *self.x,
+            self.codes,
+            self.scales,
+            self.routes,
+            self.top_k,
+            alpha=torch.from_numpy(self.alpha),
+            limit=self.limit,
+        )
+        is_live = torch.zeros(self.rows, dtype=torch.bool)
+        is_live[: self.routes.rows] = self.routes.is_live
+        payload, scales = read_intermediate(torch.from_numpy(found), ARCH, self.rows, self.intermediate)
+        assert (payload[~is_live] == POISON).all()
+        # The exponent of a poisoned float.
+        assert (scales[~is_live] == (POISON << 8 | POISON) >> 7 & 0xFF).all()
+        expected_payload, expected_scales = quantise_intermediate(activations[self.routes.is_live])
+        payload, scales = payload[is_live], scales[is_live]
+        assert not payload[:, self.intermediate :].any() and not scales[:, self.intermediate // 32 :].any()
+        # Sums in fp32 instead of float64 move few values over a rounding boundary.
+        assert (payload == expected_payload).double().mean() > 0.99
+        assert (scales == expected_scales).double().mean() > 0.99
+        is_whole = (expected_scales != 255).all(-1)
+        values, expected = dequantise_mxfp8(payload, scales), dequantise_mxfp8(expected_payload, expected_scales)
+        errors = (values - expected)[is_whole].norm(dim=-1) / expected[is_whole].norm(dim=-1)
+        assert len(errors) and errors.max() <= 4e-3
+        assert (payload[~is_whole] == expected_payload[~is_whole]).all()
+
+
+def check_headers(problem):
+    """See that the problem has tiles without, with few and with many exceptions."""
+    headers = problem.storage(csf_inline=True)[0].reshape(-1, 96)[:, 64:68].copy().view(np.uint32).ravel()
+    assert 0 in headers and ((headers >= 1) & (headers <= 7)).any() and (headers >> 31).any()
+
+
+def test_both_storages_give_the_same_bytes(monkeypatch):
+    # Six, eight and two, then three rows: both halves of the even order, a tile of one expert after another, and four
+    # 64-row tiles per m tile, of which the last one is a short scale tile. Four steps, so the rebuild lags two.
+    problem = Problem(hidden=512, intermediate=192, tile_m=8, counts=(6, 0, 10, 3), top_k=4)
+    assert problem.routes.tile_valid.tolist() == [6, 8, 2, 3]
+    check_headers(problem)
+    native = problem.run(monkeypatch, csf_inline=False, blocks=3)
+    problem.check(native)
+    assert (native == problem.run(monkeypatch, csf_inline=True, blocks=1)).all()
+
+
+@pytest.mark.parametrize(("tile_m", "counts"), [(16, (0, 5, 16, 9)), (32, (33, 0, 11, 0))])
+def test_tiles_of_more_rows(monkeypatch, tile_m, counts):
+    # Two steps a task, fewer than stages: the ring spans two tasks. A limit that binds, and a token that is not finite.
+    problem = Problem(hidden=256, intermediate=64, tile_m=tile_m, counts=counts, limit=0.75, broken_token=2)
+    native = problem.run(monkeypatch, csf_inline=False, blocks=1)
+    problem.check(native)
+    assert (native == problem.run(monkeypatch, csf_inline=True, blocks=2)).all()
+
+
+def test_tasks_of_two_steps_reuse_a_record_only_when_it_was_read(monkeypatch):
+    # Seven tasks in one block: records of four stages go round twice.
+    problem = Problem(hidden=256, intermediate=64, tile_m=8, counts=(30, 3, 9, 1), top_k=1)
+    assert problem.routes.tiles == 8
+    problem.check(problem.run(monkeypatch, csf_inline=True, blocks=1))
+
+
+def test_whole_scale_tiles_only(monkeypatch):
+    problem = Problem(hidden=256, intermediate=128, tile_m=8, counts=(0, 5, 1, 0))
+    problem.check(problem.run(monkeypatch, csf_inline=False, blocks=1, fast_math=True))
+
+
+def test_no_live_tile_and_blocks_without_a_task_write_nothing(monkeypatch):
+    problem = Problem(hidden=256, intermediate=64, tile_m=8, counts=(1, 0, 0, 0), top_k=1)
+    assert (problem.run(monkeypatch, csf_inline=True, blocks=2, live=0) == POISON).all()
+    problem.check(problem.run(monkeypatch, csf_inline=True, blocks=2))
