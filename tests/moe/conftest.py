@@ -39,15 +39,26 @@ class Compiled:
     cubin: Path
 
 
-@pytest.fixture(scope="session")
-def ptx_machine() -> ModuleType:
-    """The PTX machine, loaded from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("ptx_machine", Path(__file__).with_name("ptx_machine.py"))
+def load_beside(name: str) -> ModuleType:
+    """Load a module of this folder from its file: tests are not a package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def ptx_machine() -> ModuleType:
+    """The machine that runs compiled PTX."""
+    return load_beside("ptx_machine")
+
+
+@pytest.fixture(scope="session")
+def lane_machine() -> ModuleType:
+    """The machine that runs the text of the sm_90a kernels."""
+    return load_beside("lane_machine")
 
 
 @pytest.fixture(scope="session")
