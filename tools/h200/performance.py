@@ -23,9 +23,9 @@ def write(evidence: Figures) -> str:
 
 One {evidence["device"]} (driver {driver}, CUDA {evidence["cuda_driver"]}), Python {versions["python"]}, torch
 {versions["torch"]}, cuda-core {versions["cuda-core"]}; programs built with Triton {built["triton"]} and
-nvidia-cutlass-dsl {built["nvidia-cutlass-dsl"]} on a machine without a GPU. `tools/h200/run.py` measured it, `tools/h200/performance.py`
-wrote this page from `evidence/h200.json`. The floor is the bytes a call must move at 4.3 TB/s, what random bytes were
-read at on such cards.
+nvidia-cutlass-dsl {built["nvidia-cutlass-dsl"]} on a machine without a GPU. `tools/h200/run.py` measured it,
+`tools/h200/performance.py` wrote this page from `evidence/h200.json`. The floor is the bytes a call must move at
+4.3 TB/s, what random bytes were read at on such cards.
 
 ## Kernels
 
