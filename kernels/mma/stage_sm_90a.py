@@ -18,6 +18,7 @@ __all__ = [
     "SCALE_PLANE_BYTES",
     "WEIGHT_BYTES",
     "Pipeline",
+    "row_pipeline",
 ]
 
 ROWS = 128
@@ -65,7 +66,7 @@ class Pipeline:
     is_inline: bool
     activation_bytes: int
     activation_scale_bytes: int
-    row_groups: int = 2
+    row_groups: int
 
     @property
     def weights(self) -> int:
@@ -124,3 +125,14 @@ class Pipeline:
         return LaunchInfo(
             block=(CONSUMERS + 32, 1, 1), shared_bytes=self.shared_bytes, min_blocks=4, carveout_percent=100
         )
+
+
+def row_pipeline(*, is_inline: bool, row_groups: int) -> Pipeline:
+    """Return the stages of a direct-route kernel: four, each with one activation row of K128 and its scales."""
+    return Pipeline(
+        stages=4,
+        is_inline=is_inline,
+        activation_bytes=ROW_BYTES,
+        activation_scale_bytes=ROW_SCALE_BYTES,
+        row_groups=row_groups,
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES, Pipeline
+from planfreeze.kernels.mma.stage_sm_90a import Pipeline, row_pipeline
 from planfreeze.kernels.moe.arguments import id_argument, scale_arguments
 from planfreeze.kernels.moe.geometry import GROUP, ceil_div, check_hidden, check_intermediate, check_top_k, layout
 from planfreeze.kernels.moe.payloads import check_csf_inline, check_id_bits, constants_of, refuse_geometry
@@ -19,7 +19,6 @@ from planfreeze.target import Target
 
 __all__ = ["MicroFc1Payload", "micro_fc1", "pipeline_sm_90a"]
 
-STAGES_SM_90A = 4
 LAUNCH_SM_120A = LaunchInfo(block=(128, 1, 1), shared_bytes=4 * 4736, min_blocks=4, carveout_percent=100)
 """Four stages of K64: 64 bytes of activations, 64 around their scale word, 4096 of weights, 512 for either storage of
 scales."""
@@ -66,13 +65,8 @@ class MicroFc1Payload(Payload):
 
 
 def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
-    """Return the shared memory of the sm_90a kernels: one activation row of K128 and its four fp32 scales a stage."""
-    return Pipeline(
-        stages=STAGES_SM_90A,
-        is_inline=csf_inline,
-        activation_bytes=ROW_BYTES,
-        activation_scale_bytes=ROW_SCALE_BYTES,
-    )
+    """Return the stages of the sm_90a kernels: 64 up and 64 gate rows of K128, and one activation row."""
+    return row_pipeline(is_inline=csf_inline, row_groups=2)
 
 
 @family(MicroFc1Payload, version=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES, Pipeline
+from planfreeze.kernels.mma.stage_sm_90a import Pipeline, row_pipeline
 from planfreeze.kernels.moe.arguments import id_argument, intermediate_argument, scale_arguments
 from planfreeze.kernels.moe.geometry import GROUP, check_hidden, check_intermediate, row_tiles
 from planfreeze.kernels.moe.payloads import check_csf_inline, check_id_bits, constants_of, refuse_geometry
@@ -18,7 +18,6 @@ from planfreeze.target import Target
 
 __all__ = ["MicroFc2Payload", "micro_fc2", "pipeline_sm_90a"]
 
-STAGES_SM_90A = 4
 LAUNCH_SM_120A = LaunchInfo(block=(128, 1, 1), shared_bytes=4 * 8960, min_blocks=2, carveout_percent=100)
 """Four stages of K128: 128 bytes of activations, 128 around their scale word, 8192 of weights, 512 for either storage
 of scales."""
@@ -61,14 +60,8 @@ class MicroFc2Payload(Payload):
 
 
 def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
-    """Return the shared memory of the sm_90a kernels: one intermediate row of K128, its four fp32 scales a stage."""
-    return Pipeline(
-        stages=STAGES_SM_90A,
-        is_inline=csf_inline,
-        activation_bytes=ROW_BYTES,
-        activation_scale_bytes=ROW_SCALE_BYTES,
-        row_groups=1,
-    )
+    """Return the stages of the sm_90a kernels: 128 rows of K128, and one row of the intermediate."""
+    return row_pipeline(is_inline=csf_inline, row_groups=1)
 
 
 @family(MicroFc2Payload, version=1)

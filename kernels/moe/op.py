@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planfreeze.device import Device
-from planfreeze.errors import InvalidArgument, LayerReleased, SessionState, UnsuitableExperts, WrongArch
+from planfreeze.errors import InvalidArgument, LayerReleased, SessionState, UnsuitableExperts, WrongDevice
 from planfreeze.kernels.moe.experts import PreparedExperts, select_scales
 from planfreeze.kernels.moe.geometry import layout
 from planfreeze.kernels.moe.plan import MoEPlan
@@ -75,13 +75,15 @@ class MoELayer:
         Programs by capacity and type of routing ids.
     w13_scales, w2_scales : tuple of Tensor
         What stands in the scale arguments: one native plane, or the three parts of inline storage.
-    handle : int
-        The layer's number for :func:`moe_micro`, unique in this process, valid as long as the layer is alive.
+    handle : Tensor
+        The layer's number for :func:`moe_micro`, an int64 scalar on the CPU: unique in this process, valid as long as
+        the layer is alive. A tensor, so that ``torch.compile`` traces one graph for all layers of a model.
 
     Notes
     -----
     Calls of one layer, and of all layers that share a workspace, overwrite the same scratch: they have to be ordered,
-    as they are on one stream.
+    as they are on one stream. A CUDA graph holds the addresses of scratch, weights and programs, not the objects: the
+    layer, its session and the tensors of the captured call have to live, the session unclosed, as long as the graph.
     """
 
     plan: MoEPlan
@@ -91,10 +93,12 @@ class MoELayer:
     programs: Mapping[tuple[int, torch.dtype], MicroPrograms]
     w13_scales: tuple[Tensor, ...]
     w2_scales: tuple[Tensor, ...]
-    handle: int = field(default_factory=lambda: next(handles))
+    handle: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        layers[self.handle] = self
+        number = next(handles)
+        layers[number] = self
+        object.__setattr__(self, "handle", torch.tensor(number))
 
     def run(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the layer on torch's current stream.
@@ -129,13 +133,14 @@ class MoELayer:
         Notes
         -----
         Never waits for the device, reads no tensor on the host, and works while a CUDA graph is captured. Without
-        tokens nothing is launched. Autograd does not see it.
+        tokens the result has no rows and nothing is launched. ``out`` may be ``x``. Autograd does not see it.
         """
         self.check_shapes(x, topk_ids, topk_weights)
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         elif not isinstance(out, Tensor) or out.shape != x.shape:
             refuse("out", f"is {describe(out)}, not a tensor of shape {tuple(x.shape)} as x")
+        self.check_apart(x=x, topk_ids=topk_ids, topk_weights=topk_weights, out=out)
         # All are bound before the first is launched: a call that is refused leaves the device alone.
         bound = self.bind_call(x, topk_ids, topk_weights, out)
         if len(x):
@@ -177,6 +182,14 @@ class MoELayer:
             programs.topk_sum.bind(scratch.route_output, out, tokens),
         )
 
+    def check_apart(self, **tensors: Tensor) -> None:
+        """Refuse tensors of a call that lie in the workspace, which the call overwrites."""
+        first = self.workspace.data_ptr()
+        last = first + self.workspace.numel()
+        for name, tensor in tensors.items():
+            if tensor.numel() and tensor.device == self.workspace.device and first <= tensor.data_ptr() < last:
+                refuse(name, "lies in the workspace, which the call overwrites")
+
     def check_shapes(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
         """Check what no program sees: shapes, and the type that selects the programs."""
         model = self.plan.sharded.model
@@ -213,10 +226,10 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
         The experts were prepared for another architecture, another geometry or another arm. Nothing is converted.
     UnplannedProgram
         The session holds no program for a payload of the plan; names the nearest one.
-    WrongArch
+    WrongDevice
         The session's device is not of the plan's architecture.
     InvalidArgument
-        The workspace or the experts' tensors are not on the device, or the workspace is too small.
+        The workspace or one of the experts' tensors is not on the device, has another type or is too small.
     """
     if not session.is_frozen:
         raise SessionState("a layer cannot be bound: the session is not frozen", "session.freeze() before bind()")
@@ -228,13 +241,11 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
     }
     device = next(iter(programs.values())).act_quant.device
     if device.capability != target(plan.arch).capability:
-        raise WrongArch("the MoE layer", plan.arch, f"{device.name} (compute capability {device.capability})")
-    if experts.w13.device != device.torch_device:
-        refuse("experts", f"are on {experts.w13.device}, the programs on {device.torch_device}", call="bind")
+        raise WrongDevice("the MoE layer", plan.arch, device.name, device.capability)
     if workspace is None:
         workspace = torch.empty(plan.scratch.workspace, dtype=torch.uint8, device=device.torch_device)
     check_workspace(workspace, plan.scratch.workspace, device)
-    return MoELayer(
+    layer = MoELayer(
         plan=plan,
         experts=experts,
         workspace=workspace,
@@ -243,6 +254,18 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
         w13_scales=select_scales(experts, "w13"),
         w2_scales=select_scales(experts, "w2"),
     )
+    bind_nothing(layer, device)
+    return layer
+
+
+def bind_nothing(layer: MoELayer, device: Device) -> None:
+    """Bind a call without tokens: it checks weights, scales and scratch as every call does."""
+    model = layer.plan.sharded.model
+    x = torch.empty(0, model.hidden, dtype=torch.bfloat16, device=device.torch_device)
+    factors = torch.empty(0, model.top_k, dtype=torch.float32, device=device.torch_device)
+    for id_type in layer.plan.id_types:
+        ids = torch.empty(0, model.top_k, dtype=ID_DTYPES[id_type], device=device.torch_device)
+        layer.bind_call(x, ids, factors, x)
 
 
 def load(session: Session, stages: MicroStages) -> MicroPrograms:
@@ -309,30 +332,31 @@ def refuse(argument: str, reason: str, *, call: str = "MoELayer.run") -> NoRetur
 
 
 @torch.library.custom_op("planfreeze::moe_micro", mutates_args=())  # type: ignore[untyped-decorator]  # torch is Any
-def moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: int) -> Tensor:
+def moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
     """Run a layer as a torch operator that returns a new tensor; ``torch.compile`` keeps it as one call.
 
     Parameters
     ----------
     x, topk_ids, topk_weights : Tensor
         As :meth:`MoELayer.run`.
-    layer : int
-        :attr:`MoELayer.handle`. It only finds the layer and does not keep it: a compiled graph or an exported program
-        that names it works as long as somebody holds the layer, in the process that bound it. Being a number, it is
-        no reason to trace a function again for the next layer.
+    layer : Tensor
+        :attr:`MoELayer.handle`. It only finds the layer and does not keep it: a compiled graph that takes it works as
+        long as somebody holds the layer, in the process that bound it. As a tensor it is an input of the graph, also
+        as an attribute of a module, so that the layers of a model share one.
 
     Raises
     ------
     LayerReleased
         No living layer has this handle.
     """
-    found = layers.get(layer)
+    number = int(layer)
+    found = layers.get(number)
     if found is None:
-        raise LayerReleased(layer)
+        raise LayerReleased(number)
     return found.run(x, topk_ids, topk_weights)
 
 
 @moe_micro.register_fake  # type: ignore[untyped-decorator]  # torch is Any
-def trace_moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: int) -> Tensor:
-    """Return the shape of the result. The layer is not asked: its handle may be a symbol here."""
+def trace_moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
+    """Return the shape of the result. The layer is not asked: its handle has no value here."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)

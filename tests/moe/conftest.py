@@ -15,9 +15,12 @@ import pytest
 import planfreeze
 from planfreeze.family import CuteSource
 
+ROOT = Path(planfreeze.__file__).parents[1]
 COMPILE = """
 import importlib, json, os, sys
+import planfreeze
 source = json.loads(sys.stdin.read())
+assert os.path.dirname(os.path.dirname(planfreeze.__file__)) == os.environ["PYTHONPATH"]
 os.environ["CUTE_DSL_ARCH"] = source["arch"]
 from cutlass import Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_stream
@@ -63,10 +66,12 @@ def lane_machine() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
-    """Return a function (source, arch, pointers, scalars, [fresh]) that compiles once per distinct call."""
+    """Return a function that compiles once per distinct call: ``fresh`` seeds the hashes, ``root`` has the package."""
 
     @cache
-    def compile_once(source: CuteSource, arch: str, pointers: int, scalars: int, fresh: int = 0) -> Compiled:
+    def compile_once(
+        source: CuteSource, arch: str, pointers: int, scalars: int, fresh: int = 0, root: Path = ROOT
+    ) -> Compiled:
         folder = tmp_path_factory.mktemp("compiled")
         launch = source.launch
         request = {
@@ -86,7 +91,7 @@ def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comp
             "PATH": "/usr/bin:/bin",
             "HOME": str(folder),
             "PYTHONHASHSEED": str(fresh),
-            "PYTHONPATH": str(Path(planfreeze.__file__).parents[1]),
+            "PYTHONPATH": str(root),
         }
         subprocess.run(
             [sys.executable, "-c", COMPILE],
