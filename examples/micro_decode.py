@@ -31,7 +31,7 @@ from planfreeze.kernels.moe.op import MoELayer, bind
 from planfreeze.kernels.moe.plan import declare
 from planfreeze.kernels.moe.rules import ShardedModel, shard
 from planfreeze.models import Model, PlanOptions, load_model
-from planfreeze.settings import read_settings
+from planfreeze.settings import read_settings, store_path
 from planfreeze.target import target
 
 TOLERANCE = 4e-3
@@ -202,7 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Decode with kernels that were built elsewhere, and check them.")
     parser.add_argument("--model", default="ds41", help="catalog name or file")
     parser.add_argument("--tp", type=int, default=4, help="ranks the model is divided over")
-    parser.add_argument("--store", type=Path, required=True, help="store with the model's plan, built with --arms all")
+    parser.add_argument("--store", type=Path, help="store with the model's plan, built with --arms all")
     parser.add_argument("--capacity", type=int, default=8, help="largest number of live tokens, up to 8")
     parser.add_argument("--trust-store", action="store_true", help="take the plan whoever owns the store")
     asked = parser.parse_args()
@@ -210,7 +210,7 @@ def main() -> int:
         is_right = decode(
             load_model(asked.model),
             tp=asked.tp,
-            store=asked.store,
+            store=asked.store or store_path(read_settings()),
             capacity=asked.capacity,
             is_trusted=asked.trust_store or None,
         )

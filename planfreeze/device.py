@@ -110,7 +110,10 @@ def current_arch() -> str | None:
     )
     found = []
     for call in calls:
-        status, *values = call()
+        try:
+            status, *values = call()
+        except RuntimeError:  # the driver's library is not installed
+            return None
         if status.value != 0:
             return None
         found += values

@@ -48,8 +48,8 @@ class Session:
 
     Notes
     -----
-    Safe to use from threads. ``close()`` unloads the programs: finish their launches and drop CUDA graphs that hold
-    them before.
+    Safe to use from threads. ``close()`` unloads the programs: finish their launches, and drop the CUDA graphs that
+    were captured over them, before.
 
     Examples
     --------

@@ -81,10 +81,18 @@ def is_kernel(name: str) -> bool:
     return name.endswith(("_cute", "_triton")) or name.startswith("planfreeze.kernels.mma")
 
 
+@cache
+def reaches_torch(name: str) -> bool:
+    """Whether importing a module of planfreeze.kernels imports torch, by itself or through others of them."""
+    imported = set(imports_of(name, top_level=True))
+    kernels = {found for found in imported & read_modules().keys() if found.startswith("planfreeze.kernels")}
+    return "torch" in imported or any(reaches_torch(found) for found in kernels)
+
+
 FRAMEWORK = sorted(name for name in read_modules() if not name.startswith("planfreeze.kernels") and name not in FACADES)
 KERNEL_MODULES = sorted(name for name in read_modules() if name.startswith("planfreeze.kernels"))
 FAMILY_MODULES = [name for name in KERNEL_MODULES if "\n@family(" in read_modules()[name].read_text()]
-TORCH_SIDE = [name for name in KERNEL_MODULES if "torch" in imports_of(name, top_level=True)]
+TORCH_SIDE = [name for name in KERNEL_MODULES if reaches_torch(name)]
 LIGHT = [name for name in KERNEL_MODULES if not is_kernel(name) and name not in TORCH_SIDE]
 
 

@@ -54,7 +54,7 @@ def test_every_cubin_of_the_models_was_launched_on_the_device(plans: tuple[Froze
         if entry.blob not in launched and entry.family.partition(":")[2] not in UNVERIFIED
     ]
     assert not unknown, "run tools/h200 on a device and replace evidence/h200.json"
-    assert {"act_quant", "micro_fc1", "expand", "topk_sum"} <= families
+    assert {"act_quant", "micro_fc1", "micro_act", "micro_fc2", "expand", "topk_sum"} <= families
 
 
 def test_no_family_is_unverified_without_a_reason_and_a_family_of_its_name() -> None:
@@ -77,3 +77,17 @@ def test_every_program_of_the_evidence_says_what_it_was_compared_with() -> None:
         assert program["compared_with"]
         assert re.fullmatch("[0-9a-f]{64}", program["blob"])
         assert program.get("relative_l2_max", 0) <= program.get("tolerance", 4e-3)
+
+
+def test_the_evidence_names_the_pinned_toolchain() -> None:
+    assert EVIDENCE["built_with"] == {name: pinned()[name] for name in ("triton", "nvidia-cutlass-dsl")}
+
+
+def test_the_performance_page_is_the_one_of_the_evidence() -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("performance", ROOT / "tools" / "h200" / "performance.py")
+    assert spec is not None and spec.loader is not None
+    performance = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(performance)
+    assert performance.DOCUMENT.read_text() == performance.write(EVIDENCE)

@@ -69,6 +69,14 @@ def test_every_file_that_the_documents_link_to_is_there() -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def test_every_test_that_the_acceptance_page_names_is_there() -> None:
+    page = (ROOT / "docs" / "acceptance.md").read_text()
+    named = re.findall(r"`((?:tests|tools)/[\w/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 10
+    for path, function in named:
+        assert f"def {function}" in (ROOT / path).read_text(), f"{path} has no {function}"
+
+
 def test_the_table_names_every_command() -> None:
     from planfreeze.cli import app
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from planfreeze.kernels.moe.checkpoint_shards import INDEX, locate_tensors, read_header
 
-__all__ = ["DEFECTS", "spoil_checkpoint"]
+__all__ = ["DEFECTS", "choose_tensor", "spoil_checkpoint"]
 
 
 def spoil_checkpoint(folder: Path, defect: str, tensor: str) -> None:
@@ -31,6 +31,43 @@ def spoil_checkpoint(folder: Path, defect: str, tensor: str) -> None:
         There is no such defect or tensor.
     """
     DEFECTS[defect](folder, locate_tensors(folder)[tensor], tensor)
+
+
+def choose_tensor(
+    tensors: Mapping[str, bool], defect: str | None, tensor: str | None, *, has_index: bool
+) -> str | None:
+    """Return the tensor that a defect is to spoil, by default the first it fits; None without a defect.
+
+    Parameters
+    ----------
+    tensors : mapping
+        Whether each tensor of the checkpoint holds scales, by its name.
+    defect : str, optional
+        One of ``DEFECTS``.
+    tensor : str, optional
+        Tensor that is asked for.
+    has_index : bool
+        Whether the checkpoint has an index.
+
+    Raises
+    ------
+    ValueError
+        There is no such tensor, the defect is not one it can have, or there is no defect to give it.
+    """
+    if defect is None:
+        if tensor is not None:
+            raise ValueError(f"--tensor {tensor} names what to spoil: say how with --defect")
+        return None
+    if DEFECTS[defect] is cut_index and not has_index:
+        raise ValueError(f"--defect {defect} spoils the index, and --shards 1 writes none")
+    fitting = [name for name, is_scale in tensors.items() if is_scale or DEFECTS[defect] is not set_nan]
+    if tensor is None:
+        return fitting[0]
+    if tensor not in tensors:
+        raise ValueError(f"--tensor {tensor}: the checkpoint has no such tensor; one of it is {fitting[0]}")
+    if tensor not in fitting:
+        raise ValueError(f"--tensor {tensor} holds no scales, and --defect {defect} spoils one; try {fitting[0]}")
+    return tensor
 
 
 def set_nan(folder: Path, shard: Path, tensor: str) -> None:

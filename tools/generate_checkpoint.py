@@ -7,20 +7,23 @@ seed of its own, made of ``--seed``, its layer, expert and name: it is the same 
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from checkpoint_defects import DEFECTS, spoil_checkpoint
+from checkpoint_defects import DEFECTS, choose_tensor, spoil_checkpoint
 from progress_bars import show_progress
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from planfreeze.errors import PlanfreezeError
+from planfreeze.errors import CheckpointUnwritable, PlanfreezeError
 from planfreeze.kernels.moe.checkpoint_layouts import KNOWN_LAYOUTS, CheckpointLayout, MatrixNames
 from planfreeze.kernels.moe.checkpoint_shards import INDEX, WHOLE
 from planfreeze.kernels.moe.geometry import GROUP
@@ -78,6 +81,15 @@ class Recipe:
     is_typed: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMaker:
+    """A tensor that is made when it is written."""
+
+    name: str
+    is_scale: bool
+    make: Callable[[], Tensor]
+
+
 def write_checkpoint(folder: Path, recipe: Recipe, *, progress: Callable[[int, int], None] | None = None) -> None:
     """Write a checkpoint into a folder, which is made; holds one shard in memory at a time."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +99,7 @@ def write_checkpoint(folder: Path, recipe: Recipe, *, progress: Callable[[int, i
     for number in range(recipe.shards):
         part = makers[number * len(makers) // recipe.shards : (number + 1) * len(makers) // recipe.shards]
         name = WHOLE if recipe.shards == 1 else f"model-{number + 1:05}-of-{recipe.shards:05}.safetensors"
-        tensors = {tensor: make() for tensor, make in part}
+        tensors = {maker.name: maker.make() for maker in part}
         save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -99,8 +111,8 @@ def write_checkpoint(folder: Path, recipe: Recipe, *, progress: Callable[[int, i
     (folder / "model.toml").write_text(describe_model(recipe.model))
 
 
-def tensor_makers(recipe: Recipe) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yield every tensor's name and the call that makes it."""
+def tensor_makers(recipe: Recipe) -> Iterator[TensorMaker]:
+    """Yield every tensor of a checkpoint in the order it is written."""
     layout, every = recipe.layout, range(recipe.model.experts)
     halves = ("up", "gate") if layout.source_order == "up_gate" else ("gate", "up")
     held = (halves,) if layout.is_fused else tuple((half,) for half in halves)
@@ -110,12 +122,13 @@ def tensor_makers(recipe: Recipe) -> Iterator[tuple[str, Callable[[], Tensor]]]:
             for names, matrices in stored:
                 yield from named_makers(recipe, layer, experts, names, matrices)
     # Something that is no expert, as every checkpoint has.
-    yield "model.norm.weight", lambda: torch.ones(recipe.model.hidden, dtype=torch.bfloat16)
+    norm = partial(torch.ones, recipe.model.hidden, dtype=torch.bfloat16)
+    yield TensorMaker(name="model.norm.weight", is_scale=False, make=norm)
 
 
 def named_makers(
     recipe: Recipe, layer: int, experts: range, names: MatrixNames, matrices: tuple[str, ...]
-) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+) -> Iterator[TensorMaker]:
     """Yield codes and scales of the matrices that one tensor holds for some experts."""
     for pattern, make, dtype in (
         (names.weight, matrix_codes, torch.int8),
@@ -127,7 +140,8 @@ def named_makers(
             tensor = torch.stack(held) if recipe.layout.is_stacked else held[0]
             return tensor.view(dtype) if recipe.is_typed else tensor
 
-        yield pattern.format(layer=layer, expert=experts.start), stack
+        name = pattern.format(layer=layer, expert=experts.start)
+        yield TensorMaker(name=name, is_scale=make is matrix_scales, make=stack)
 
 
 def matrix_codes(recipe: Recipe, layer: int, expert: int, matrix: str) -> Tensor:
@@ -195,15 +209,9 @@ def make_generator(recipe: Recipe, layer: int, expert: int, matrix: str, kind: s
 
 def describe_model(model: Model) -> str:
     """Write a model as a file that ``--model`` takes."""
-    fields: Mapping[str, str | int] = {
-        "name": model.name,
-        "hidden": model.hidden,
-        "intermediate": model.intermediate,
-        "experts": model.experts,
-        "top_k": model.top_k,
-        "weight_format": model.weight_format,
-    }
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
+    stated = {field.name: getattr(model, field.name) for field in fields(model)}
+    # What JSON writes of text, numbers, switches and lists is TOML as well.
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in stated.items() if value is not None)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Recipe]:
@@ -215,15 +223,16 @@ def parse_arguments(arguments: Sequence[str] | None) -> tuple[argparse.Namespace
     parser.add_argument("--layers", default="0", help="layers to write, comma separated")
     parser.add_argument("--depth", type=int, default=40, help="layers of the whole model")
     parser.add_argument("--experts", type=int, help="write so many experts, not the model's number")
-    parser.add_argument("--shards", type=int, default=3, help="files; 1 writes no index")
+    parser.add_argument("--shards", type=int, default=3, help="files, at most one per tensor; 1 writes no index")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layout", choices=layouts, default=KNOWN_LAYOUTS[0].name)
     parser.add_argument("--typed", action="store_true", help="store scales as E8M0 and codes as signed bytes")
     parser.add_argument("--defect", choices=DEFECTS, help="spoil the checkpoint afterwards")
-    parser.add_argument("--tensor", help="tensor to spoil; default: the first of the checkpoint")
+    parser.add_argument("--tensor", help="tensor to spoil; default: the first that fits the defect")
     given = parser.parse_args(arguments)
-    if given.folder.exists() and (not given.folder.is_dir() or any(given.folder.iterdir())):
-        parser.error(f"{given.folder} is not an empty folder")
+    with refuse_unwritable(given.folder):
+        if given.folder.exists() and (not given.folder.is_dir() or any(given.folder.iterdir())):
+            parser.error(f"{given.folder} is not an empty folder")
     layers = [int(part) if part.isdecimal() else -1 for part in given.layers.split(",")]
     if not all(0 <= layer < given.depth for layer in layers):
         parser.error(f"--layers {given.layers}: not numbers of 0..{given.depth - 1} (--depth)")
@@ -241,18 +250,42 @@ def parse_arguments(arguments: Sequence[str] | None) -> tuple[argparse.Namespace
         layout=layouts[given.layout],
         is_typed=given.typed,
     )
+    makers = tuple(tensor_makers(recipe))
+    if given.shards > len(makers):
+        parser.error(f"--shards {given.shards}: there are {len(makers)} tensors, and no file is empty")
+    try:
+        scales = {maker.name: maker.is_scale for maker in makers}
+        given.tensor = choose_tensor(scales, given.defect, given.tensor, has_index=given.shards > 1)
+    except ValueError as error:
+        parser.error(str(error))
     return given, recipe
+
+
+@contextlib.contextmanager
+def refuse_unwritable(folder: Path) -> Iterator[None]:
+    """Refuse a folder that the system does not let write.
+
+    Raises
+    ------
+    CheckpointUnwritable
+        In place of OSError and SafetensorError.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CheckpointUnwritable(str(folder), reason or str(error)) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the checkpoint the command line describes; return the exit status."""
     try:
         given, recipe = parse_arguments(arguments)
-        with show_progress("write") as progress:
-            write_checkpoint(given.folder, recipe, progress=progress)
-        if given.defect is not None:
-            tensor = given.tensor or next(tensor_makers(recipe))[0]
-            spoil_checkpoint(given.folder, given.defect, tensor)
+        with refuse_unwritable(given.folder):
+            with show_progress("write") as progress:
+                write_checkpoint(given.folder, recipe, progress=progress)
+            if given.defect is not None:
+                spoil_checkpoint(given.folder, given.defect, given.tensor)
     except PlanfreezeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -12,7 +12,8 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_inline_rows, rebuild_native, rebuild_native_tail
-from planfreeze.kernels.mma.stage_sm_90a import BASE_BYTES, NATIVE_SCALE_BYTES, ROWS, TILE_BLOCK_BYTES, Pipeline
+from planfreeze.kernels.mma.stage_sm_90a import NATIVE_SCALE_BYTES, ROWS, Pipeline
+from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
 
@@ -90,7 +91,7 @@ class InlineHalves:
         size_bytes = Int32(TILE_BLOCK_BYTES)
         expected_bytes = Int32(2 * TILE_BLOCK_BYTES)
         if step == 0:
-            expected_bytes = Int32(2 * TILE_BLOCK_BYTES + BASE_BYTES)
+            expected_bytes = Int32(2 * TILE_BLOCK_BYTES + BASE_BLOCK_BYTES)
         ptx.arrive_expecting(landed, expected_bytes)
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(
@@ -98,11 +99,12 @@ class InlineHalves:
         )
         if step == 0:
             base_target = stage + self.pipeline.bases
-            base_bytes = Int32(BASE_BYTES // 2)
-            base = addresses[1] + self.row_block(expert, half_tile) * BASE_BYTES
-            base = base + Int64(half_tile & 1) * (BASE_BYTES // 2)
+            base_bytes = Int32(BASE_BLOCK_BYTES // 2)
+            base = addresses[1] + self.row_block(expert, half_tile) * BASE_BLOCK_BYTES
+            base = base + Int64(half_tile & 1) * (BASE_BLOCK_BYTES // 2)
             ptx.copy_bulk(base_target, base, base_bytes, landed)
-            ptx.copy_bulk(base_target + BASE_BYTES // 2, base + Int64(self.row_tiles * BASE_BYTES), base_bytes, landed)
+            gate_base = base + Int64(self.row_tiles * BASE_BLOCK_BYTES)
+            ptx.copy_bulk(base_target + BASE_BLOCK_BYTES // 2, gate_base, base_bytes, landed)
 
     def load_bases(self, stage, lane):
         """Load the bases of the lane's four slots from the stage of a task's first step."""
@@ -181,13 +183,13 @@ class InlineRows:
         size_bytes = Int32(TILE_BLOCK_BYTES)
         expected_bytes = size_bytes
         if step == 0:
-            expected_bytes = Int32(TILE_BLOCK_BYTES + BASE_BYTES)
+            expected_bytes = Int32(TILE_BLOCK_BYTES + BASE_BLOCK_BYTES)
         ptx.arrive_expecting(landed, expected_bytes)
         block = source + Int64(step) * TILE_BLOCK_BYTES
         ptx.copy_bulk(stage + self.pipeline.staged_scales, block, size_bytes, landed)
         if step == 0:
-            bases = addresses[1] + row_block * BASE_BYTES
-            ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BYTES), landed)
+            bases = addresses[1] + row_block * BASE_BLOCK_BYTES
+            ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BLOCK_BYTES), landed)
 
     def load_bases(self, stage, lane):
         """Load the bases of the lane's four slots from the stage of a task's first step."""

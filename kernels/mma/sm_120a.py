@@ -17,6 +17,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 
 from planfreeze.kernels.mma.memory import load_shared_x2, select
 from planfreeze.kernels.mma.ptx import emit, load_global_x4, load_shared
+from planfreeze.kernels.scales.geometry import RAW_TILE_BYTES
 
 __all__ = [
     "accumulate_product",
@@ -34,7 +35,6 @@ __all__ = [
 
 HEADER = 64
 RECORDS = 68
-RAW_TILE_BYTES = 512
 ACTIVATION_STRIDE = 128
 """Bytes from one staged activation row to the next."""
 

@@ -17,7 +17,8 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, TILE_BLOCK_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES
+from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES
 
 PRODUCT_FACTOR = 64.0
 """Times a product of decoded weights gives the product of the E2M1 values."""

@@ -5,15 +5,20 @@ Launch facts and kernels take their offsets from here, so that they cannot disag
 
 from dataclasses import dataclass
 
+from planfreeze.family import LaunchInfo
+from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
+
 __all__ = [
     "BARRIER_BYTES",
-    "BASE_BYTES",
+    "CONSUMERS",
     "NATIVE_SCALE_BYTES",
     "ROWS",
+    "ROW_BYTES",
+    "ROW_SCALE_BYTES",
     "SCALE_PLANE_BYTES",
-    "TILE_BLOCK_BYTES",
     "WEIGHT_BYTES",
     "Pipeline",
+    "row_pipeline",
 ]
 
 ROWS = 128
@@ -24,10 +29,10 @@ SCALE_PLANE_BYTES = 4 * ROWS * 4
 """Rebuilt fp32 scales, ``[K32 column][slot]``."""
 NATIVE_SCALE_BYTES = ROWS * 4
 """Native scale words of 128 rows."""
-TILE_BLOCK_BYTES = 96
-"""One inline tile block: 64 selector bytes, the header word, seven record words."""
-BASE_BYTES = ROWS
-"""Row bases of 128 slots."""
+ROW_BYTES, ROW_SCALE_BYTES = 128, 16
+"""One activation row of K128 and its four fp32 scales."""
+CONSUMERS = 128
+"""Threads that multiply, one warpgroup; one more warp fills the stages."""
 BARRIER_BYTES = 8
 
 STAGE_ALIGNMENT = 128
@@ -61,7 +66,7 @@ class Pipeline:
     is_inline: bool
     activation_bytes: int
     activation_scale_bytes: int
-    row_groups: int = 2
+    row_groups: int
 
     @property
     def weights(self) -> int:
@@ -89,7 +94,7 @@ class Pipeline:
 
     @property
     def activation_scales(self) -> int:
-        return self.bases + (BASE_BYTES if self.is_inline else 0)
+        return self.bases + (BASE_BLOCK_BYTES if self.is_inline else 0)
 
     @property
     def full(self) -> int:
@@ -113,3 +118,21 @@ class Pipeline:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return self.stages * self.stage_bytes
+
+    @property
+    def launch(self) -> LaunchInfo:
+        """Launch facts of a kernel over these stages: at most 96 registers, so that four blocks fit an SM."""
+        return LaunchInfo(
+            block=(CONSUMERS + 32, 1, 1), shared_bytes=self.shared_bytes, min_blocks=4, carveout_percent=100
+        )
+
+
+def row_pipeline(*, is_inline: bool, row_groups: int) -> Pipeline:
+    """Return the stages of a direct-route kernel: four, each with one activation row of K128 and its scales."""
+    return Pipeline(
+        stages=4,
+        is_inline=is_inline,
+        activation_bytes=ROW_BYTES,
+        activation_scale_bytes=ROW_SCALE_BYTES,
+        row_groups=row_groups,
+    )

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.moe.geometry import GROUP, ceil_div, check_hidden, layout
+from planfreeze.kernels.moe.payloads import refuse_geometry
 from planfreeze.payload import Payload
 from planfreeze.target import Target
 
@@ -26,7 +27,7 @@ class ActQuantPayload(Payload):
 
     Raises
     ------
-    UnsupportedGeometry
+    InvalidPayload
         ``hidden`` is not a positive multiple of 256.
     """
 
@@ -35,7 +36,8 @@ class ActQuantPayload(Payload):
 
     def __post_init__(self) -> None:
         Payload.__post_init__(self)
-        check_hidden(self.hidden)
+        with refuse_geometry(self):
+            check_hidden(self.hidden)
 
 
 @family(ActQuantPayload, version=1)

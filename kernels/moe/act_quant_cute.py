@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import select, store_global_byte, store_global_x1, store_global_x2
 from planfreeze.kernels.mma.mxfp8 import NOT_FINITE, block_amax, block_scale, low_high, round_e4m3, scale_factor
 from planfreeze.kernels.mma.ptx import load_global_x4
@@ -44,14 +45,7 @@ class ActQuant:
 
     @cute.jit
     def __call__(self, x: Int64, a8: Int64, a_scale: Int64, tokens: Int32, stream):
-        self.kernel(x, a8, a_scale, tokens).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(x, a8, a_scale, tokens), self.launch, stream)
 
     @cute.kernel
     def kernel(self, x: Int64, a8: Int64, a_scale: Int64, tokens: Int32):

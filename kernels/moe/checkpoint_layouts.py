@@ -7,7 +7,7 @@ both, half after half. Weights are ``[rows, K/2]``, two codes a byte, the even K
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import get_args
@@ -20,7 +20,7 @@ __all__ = [
     "CheckpointLayout",
     "MatrixNames",
     "detect_layout",
-    "find_layers",
+    "find_experts",
     "find_names",
 ]
 
@@ -178,11 +178,19 @@ def detect_layout(
     return fitting[0]
 
 
-def find_layers(layout: CheckpointLayout, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the layers that have at least one tensor of a layout, ascending."""
+def find_experts(layout: CheckpointLayout, names: Iterable[str]) -> Mapping[int, tuple[int, ...]]:
+    """Return the experts of each layer that have at least one tensor of a layout, layers and experts ascending.
+
+    Of a stacked layout the names tell layers only: no expert is listed.
+    """
     expressions = [expression(pattern) for pattern in layout.patterns]
-    matches = (match for name in names for found in expressions if (match := found.fullmatch(name)))
-    return tuple(sorted({int(match["layer"]) for match in matches}))
+    found: dict[int, set[int]] = {}
+    for name in names:
+        for match in (match for wanted in expressions if (match := wanted.fullmatch(name))):
+            experts = found.setdefault(int(match["layer"]), set())
+            if not layout.is_stacked:
+                experts.add(int(match["expert"]))
+    return {layer: tuple(sorted(experts)) for layer, experts in sorted(found.items())}
 
 
 def find_names(layout: CheckpointLayout, layer: int, names: Iterable[str]) -> tuple[str, ...]:

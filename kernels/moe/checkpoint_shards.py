@@ -4,6 +4,7 @@ A file is eight little-endian bytes with the length of the header, the header (J
 tensor), and the bytes of the tensors, without gaps. So the header alone says how long the file has to be.
 """
 
+import codecs
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from planfreeze.errors import (
     DamagedShard,
     ExtraMissing,
     MalformedIndex,
+    ShardIsText,
     ShardMissing,
     TruncatedShard,
 )
@@ -25,6 +27,10 @@ __all__ = ["INDEX", "WHOLE", "StoredTensor", "locate_tensors", "open_shard", "re
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""Longest header that safetensors itself reads; a longer one is no header."""
+POINTER = "version https://git-lfs.github.com/"
+SHOWN_BYTES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,7 @@ def locate_tensors(path: Path) -> Mapping[str, Path]:
         There is neither an index nor a single file.
     MalformedIndex
         The index is not JSON, or has no ``weight_map`` from names to file names of its own folder.
-    ShardMissing, TruncatedShard, DamagedShard
+    ShardMissing, ShardIsText, TruncatedShard, DamagedShard
         The single file cannot be read.
     """
     index = path / INDEX
@@ -118,17 +124,24 @@ def read_header(path: Path, *, wanted: str) -> Mapping[str, StoredTensor]:
     ------
     ShardMissing
         The file is not there or cannot be opened.
+    ShardIsText
+        The file is text, such as a pointer of git-lfs.
     TruncatedShard
         The file ends before the header or the last tensor does.
     DamagedShard
-        The header is not one of a safetensors file, or bytes follow the last tensor.
+        The header is not one of a safetensors file or longer than 100 MB, or bytes follow the last tensor.
     """
     try:
         with path.open("rb") as file:
             size_bytes = file.seek(0, 2)
             file.seek(0)
+            refuse_text(path, file.read(SHOWN_BYTES))
+            file.seek(0)
             header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
             start = LENGTH_BYTES + header_bytes
+            if header_bytes > MAX_HEADER_BYTES:
+                reason = f"its header would have {header_bytes} bytes, and has {MAX_HEADER_BYTES} at most"
+                raise DamagedShard(str(path), reason)
             if size_bytes < start:
                 raise TruncatedShard(str(path), size_bytes, start)
             text = file.read(header_bytes)
@@ -141,6 +154,17 @@ def read_header(path: Path, *, wanted: str) -> Mapping[str, StoredTensor]:
     if size_bytes > end:
         raise DamagedShard(str(path), f"{size_bytes - end} bytes follow the last tensor")
     return tensors
+
+
+def refuse_text(path: Path, beginning: bytes) -> None:
+    """Refuse a file that begins like text: the length of a header has zero bytes, which text has not."""
+    try:
+        # The last character may be cut in two.
+        text = codecs.getincrementaldecoder("utf-8")().decode(beginning)
+    except UnicodeDecodeError:
+        return
+    if text.strip() and all(character.isprintable() or character.isspace() for character in text):
+        raise ShardIsText(str(path), text, text.startswith(POINTER))
 
 
 def parse_header(path: Path, text: bytes, start: int) -> Mapping[str, StoredTensor]:

@@ -4,7 +4,7 @@
 its shards, and only then allocates the result, once, and fills it slice by slice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from planfreeze.errors import (
     NanScale,
     RankOutOfRange,
     TensorMissing,
+    UnexpectedDtype,
     UnexpectedTensor,
     UnknownLayer,
 )
@@ -25,7 +26,7 @@ from planfreeze.kernels.moe.checkpoint_layouts import (
     KNOWN_LAYOUTS,
     CheckpointLayout,
     detect_layout,
-    find_layers,
+    find_experts,
     find_names,
 )
 from planfreeze.kernels.moe.checkpoint_shards import StoredTensor, locate_tensors, open_shard, read_header
@@ -53,16 +54,21 @@ class Checkpoint:
         Folder of the shards, or the only file.
     layout : CheckpointLayout
         Names of the expert tensors.
-    layers : tuple of int
-        Layers that have expert tensors, ascending.
+    experts : mapping
+        Numbers of the experts that have tensors, ascending, by layer; none where a tensor holds all experts.
     shards : mapping
         File that holds each tensor, by the tensor's name.
     """
 
     path: Path
     layout: CheckpointLayout
-    layers: tuple[int, ...]
+    experts: Mapping[int, tuple[int, ...]]
     shards: Mapping[str, Path]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers that have expert tensors, ascending."""
+        return tuple(self.experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,14 +118,14 @@ def open_checkpoint(path: Path | str, *, layouts: tuple[CheckpointLayout, ...] =
         There is neither a folder nor a file, or the folder has neither index nor single file.
     MalformedIndex
         The index is not JSON, or has no ``weight_map`` from names to file names of its own folder.
-    ShardMissing, TruncatedShard, DamagedShard
+    ShardMissing, ShardIsText, TruncatedShard, DamagedShard
         A single file cannot be read.
     UnknownLayout, AmbiguousLayout
         The names fit none of the layouts, or several.
     """
     shards = locate_tensors(Path(path))
     layout = detect_layout(shards, path=str(path), layouts=layouts)
-    return Checkpoint(path=Path(path), layout=layout, layers=find_layers(layout, shards), shards=shards)
+    return Checkpoint(path=Path(path), layout=layout, experts=find_experts(layout, shards), shards=shards)
 
 
 def read_layer(
@@ -155,12 +161,13 @@ def read_layer(
     InvalidRanks, UnevenShards, UntiledShards, UntiledModel
         The model cannot be divided over ``tp`` ranks.
     RankOutOfRange, UnknownLayer, ExpertsDiffer
-        The rank is not one of ``tp``, the layer has no experts here, or it has more than the model.
+        The rank is not one of ``tp``, the layer has no experts here, or not as many as the model: the highest number
+        counts, so that one beside a gap is not passed over.
     TensorMissing
         A tensor is not in the index, or not in the shard the index names.
-    UnexpectedTensor
-        A tensor has another shape or type.
-    ShardMissing, TruncatedShard, DamagedShard
+    UnexpectedTensor, UnexpectedDtype
+        A tensor has another shape, or another element type at the right shape.
+    ShardMissing, ShardIsText, TruncatedShard, DamagedShard
         A shard cannot be read.
     NanScale
         A scale of the slice is 255.
@@ -169,6 +176,9 @@ def read_layer(
 
     Notes
     -----
+    Bytes are returned as uint8 whatever type the checkpoint gives them: codes may be U8 or I8 there, scales U8 or
+    F8_E8M0, torch's ``float8_e8m0fnu``. No bit changes: ``scales.view(torch.float8_e8m0fnu)`` gives that type back.
+
     Memory: the result, on ``device``; and on the host one slice of one expert's matrix. Shards are mapped, not loaded:
     the system keeps their pages as long as it has room. Of every row of down a rank holds a few bytes, so all of down
     comes from the disk whatever the rank.
@@ -199,14 +209,19 @@ def read_layer(
 
 
 def check_experts(checkpoint: Checkpoint, layer: int, experts: int) -> None:
-    """Refuse a layer with experts beyond the model's. A stacked tensor shows them by its shape."""
-    if checkpoint.layout.is_stacked:
-        return
-    patterns, found = checkpoint.layout.patterns, experts
-    while any(pattern.format(layer=layer, expert=found) in checkpoint.shards for pattern in patterns):
-        found += 1
-    if found > experts:
+    """Refuse another number of experts than the model's. A gap below the highest is a missing tensor, not this."""
+    found = checkpoint.experts[layer]
+    if found and found[-1] + 1 != experts:
         raise ExpertsDiffer(str(checkpoint.path), layer, found, experts)
+
+
+def check_stacked_experts(
+    checkpoint: Checkpoint, layer: int, experts: int, stored: Iterable[tuple[MatrixSlice, StoredTensor]]
+) -> None:
+    """Refuse tensors that agree on another number of experts; one that differs alone has a wrong shape."""
+    numbers = {found.shape[0] if found.shape[1:] == wanted.shape[1:] else experts for wanted, found in stored}
+    if len(numbers) == 1 and experts not in numbers:
+        raise ExpertsDiffer(str(checkpoint.path), layer, numbers.pop(), experts)
 
 
 def check_tensors(
@@ -214,6 +229,7 @@ def check_tensors(
 ) -> Mapping[Path, Mapping[str, StoredTensor]]:
     """Compare every tensor of a layer with what is expected; return the headers of the shards that hold them."""
     headers: dict[Path, Mapping[str, StoredTensor]] = {}
+    stored: list[tuple[str, MatrixSlice, StoredTensor]] = []
     for expert in range(1 if checkpoint.layout.is_stacked else experts):
         named = None if checkpoint.layout.is_stacked else expert
         for wanted in slices:
@@ -227,9 +243,14 @@ def check_tensors(
             found = headers[path].get(tensor)
             if found is None:
                 raise TensorMissing(tensor, layer, named, str(path), "the shard that the index names does not hold it")
-            if found.shape != wanted.shape or found.dtype not in wanted.dtypes:
-                expected = f"{' or '.join(wanted.dtypes)} {list(wanted.shape)}"
-                raise UnexpectedTensor(tensor, str(path), str(found), expected)
+            stored.append((tensor, wanted, found))
+    if checkpoint.layout.is_stacked:
+        check_stacked_experts(checkpoint, layer, experts, ((wanted, found) for _, wanted, found in stored))
+    for tensor, wanted, found in stored:
+        if found.shape != wanted.shape or found.dtype not in wanted.dtypes:
+            error = UnexpectedDtype if found.shape == wanted.shape else UnexpectedTensor
+            expected = f"{' or '.join(wanted.dtypes)} {list(wanted.shape)}"
+            raise error(tensor, str(checkpoint.shards[tensor]), str(found), expected)
     return headers
 
 

@@ -22,6 +22,7 @@ from planfreeze.kernels.scales.native import expert_chunks, native_plane
 from planfreeze.kernels.scales.pools import ScratchPool
 from planfreeze.kernels.scales.storage import InlineScales
 from planfreeze.models import Arm, Model, PlanOptions, WeightFormat
+from planfreeze.settings import read_settings
 
 __all__ = ["PreparedExperts", "Projection", "Scales", "prepare_experts", "select_scales"]
 
@@ -136,7 +137,7 @@ def prepare_experts(
     w2_scales: Tensor,
     arch: str,
     weight_format: WeightFormat,
-    is_csf_inline: bool,
+    is_csf_inline: bool | None = None,
     source_order: SourceOrder = "up_gate",
     alpha1: Tensor | None = None,
     alpha2: Tensor | None = None,
@@ -159,8 +160,8 @@ def prepare_experts(
         Architecture to prepare for.
     weight_format : str
         ``mxfp4``: scales stay uncompressed; ``mxfp4_csf``: they are compressed.
-    is_csf_inline : bool
-        Whether compressed scales may be read inline; the caller reads the setting.
+    is_csf_inline : bool, optional
+        Whether compressed scales may be read inline; None takes the setting ``PLANFREEZE_CSF_INLINE``.
     source_order : str
         Which half of the rows of ``w13`` and ``w13_scales`` comes first. Prepared experts have up rows first.
     alpha1, input_scale : Tensor, optional
@@ -195,6 +196,10 @@ def prepare_experts(
     time, from the pool. The host waits for the device.
     """
     layout(arch)
+    if is_csf_inline is None:
+        is_csf_inline = read_settings().is_csf_inline
+    if type(is_csf_inline) is not bool:
+        raise InvalidExperts("is_csf_inline", repr(is_csf_inline), "True, False or None")
     experts, hidden, intermediate = check_sources(w13, w13_scales, w2, w2_scales)
     sharded = describe_weights(hidden, intermediate, experts, weight_format)
     # The limit is a matter of plans; no arm depends on it.

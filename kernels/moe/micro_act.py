@@ -11,7 +11,9 @@ from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.moe.geometry import GROUP, intermediate_bytes, layout, row_tiles
+from planfreeze.kernels.moe.arguments import id_argument, intermediate_argument
+from planfreeze.kernels.moe.geometry import GROUP, check_intermediate, layout, row_tiles
+from planfreeze.kernels.moe.payloads import check_id_bits, refuse_geometry
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 
@@ -50,23 +52,15 @@ class MicroActPayload(Payload):
     fast_math: bool = False
 
     def __post_init__(self) -> None:
-        # A slotted dataclass is a second class object, so super() without arguments does not work here.
-        super(MicroActPayload, self).__post_init__()
-        reason = explain_refusal(self)
-        if reason:
-            raise InvalidPayload(self.family_name, reason)
-
-
-def explain_refusal(payload: MicroActPayload) -> str | None:
-    """Say why no kernel has this variant, or None."""
-    intermediate = payload.intermediate
-    if intermediate <= 0 or intermediate % 64:
-        return f"intermediate = {intermediate} is not a positive multiple of 64 (remainder {intermediate % 64})"
-    if payload.id_bits not in (32, 64):
-        return f"id_bits = {payload.id_bits} is neither 32 nor 64"
-    if payload.limit and not is_limit(payload.limit):
-        return f"limit = {payload.limit!r} is not a finite positive f32 as Python writes it, such as '7.0'"
-    return None
+        Payload.__post_init__(self)
+        with refuse_geometry(self):
+            check_intermediate(self.intermediate)
+        check_id_bits(self, self.id_bits)
+        if self.limit and not is_limit(self.limit):
+            raise InvalidPayload(
+                self.family_name,
+                f"limit = {self.limit!r} is not a finite positive f32 as Python writes it, such as '7.0'",
+            )
 
 
 def is_limit(text: str) -> bool:
@@ -92,21 +86,10 @@ def micro_act(payload: MicroActPayload, target: Target) -> Definition:
 
 def arguments(payload: MicroActPayload, target: Target) -> tuple[Argument, ...]:
     """List the kernel parameters in order."""
-
-    def intermediate_elements(scalars: Scalars) -> int:
-        # A buffer of fewer rows than there are pairs is too small: every pair has a row.
-        rows = max(scalars["rows"], scalars["pairs"])
-        return intermediate_bytes(target.arch, rows, payload.intermediate)
-
     return (
         pointer("projections", "bf16", lambda s: s["pairs"] * 2 * payload.intermediate),
-        pointer(
-            "topk_ids",
-            "i32" if payload.id_bits == 32 else "i64",
-            lambda s: s["pairs"],
-            alignment=payload.id_bits // 8,
-        ),
-        pointer("intermediate", "u8", intermediate_elements),
+        id_argument(payload.id_bits),
+        intermediate_argument(target.arch, payload.intermediate),
         scalar("pairs"),
         scalar("experts"),
         scalar("rows"),

@@ -6,8 +6,10 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import bits_of_float, pack_bf16, select, store_global_byte, store_global_x1
 from planfreeze.kernels.mma.mxfp8 import NOT_FINITE, block_amax, block_scale, low_high, round_e4m3, scale_factor
+from planfreeze.kernels.mma.tasks import load_id, split_task
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 
 __all__ = ["MicroAct"]
@@ -85,14 +87,7 @@ class MicroAct:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(*parameters).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(*parameters), self.launch, stream)
 
     @cute.kernel
     def kernel(
@@ -100,8 +95,7 @@ class MicroAct:
     ):
         lane, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        pair = Uint32(block) // Uint32(self.tiles)
-        tile = Int32(Uint32(block) - pair * Uint32(self.tiles))
+        pair, tile = split_task(block, self.tiles)
         column = tile * 128 + lane * COLUMNS
         # Lanes past the last column repeat the first one's reads.
         is_live = column < self.intermediate
@@ -110,7 +104,7 @@ class MicroAct:
         # Started before the id is known, which saves the latency of one load.
         gate = ptx.load_global_x2(gate_address)
         up = ptx.load_global_x2(gate_address + 2 * self.intermediate)
-        expert = self.load_id(topk_ids + Int64(pair) * (self.id_bits // 8))
+        expert = load_id(topk_ids, pair, self.id_bits)
         if (expert >= 0) & (expert < experts):
             words = [select(is_live, self.activate(g, u), Uint32(0)) for g, u in zip(gate, up, strict=True)]
             byte, is_finite = block_scale(block_amax(words, lanes=8))
@@ -121,10 +115,6 @@ class MicroAct:
                 scales = intermediate + Int64(rows) * self.padded
                 scales = scales + (Int64(tile) * rows + Int64(pair)) * (4 * self.scale_bytes)
                 self.store_scale(scales + Int64((lane >> 3) * self.scale_bytes), select(is_live, byte, Uint32(0)))
-
-    def load_id(self, address):
-        """Load one expert id, Int32 or Int64."""
-        return ptx.load_global_i32(address) if self.id_bits == 32 else ptx.load_global_i64(address)
 
     def activate(self, gate, up):
         """Return silu(gate) * up of two columns as packed bf16."""

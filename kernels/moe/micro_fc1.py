@@ -8,21 +8,20 @@ first.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.mma.stage_sm_90a import TILE_BLOCK_BYTES, Pipeline
-from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, ceil_div, is_compact, layout, row_tiles
-from planfreeze.payload import Field, Payload
+from planfreeze.kernels.mma.stage_sm_90a import Pipeline, row_pipeline
+from planfreeze.kernels.moe.arguments import id_argument, scale_arguments
+from planfreeze.kernels.moe.geometry import GROUP, ceil_div, check_hidden, check_intermediate, check_top_k, layout
+from planfreeze.kernels.moe.payloads import check_csf_inline, check_id_bits, constants_of, refuse_geometry
+from planfreeze.kernels.scales.geometry import ScaleGeometry
+from planfreeze.payload import Payload
 from planfreeze.target import Target
 
 __all__ = ["MicroFc1Payload", "micro_fc1", "pipeline_sm_90a"]
 
-K_TILE = 128
-STAGES_SM_90A = 4
-THREADS_SM_90A = 160
-"""Four warps that multiply and one that fills the stages."""
-SHARED_BYTES_SM_120A = 4 * 4736
-"""Four stages of K64: 64 bytes of activations, 64 around their scale word, 4096 of weights, 512 of scales."""
+LAUNCH_SM_120A = LaunchInfo(block=(128, 1, 1), shared_bytes=4 * 4736, min_blocks=4, carveout_percent=100)
+"""Four stages of K64: 64 bytes of activations, 64 around their scale word, 4096 of weights, 512 for either storage of
+scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,35 +55,18 @@ class MicroFc1Payload(Payload):
     csf_inline: bool = False
 
     def __post_init__(self) -> None:
-        # A slotted dataclass is a second class object, so super() without arguments does not work here.
-        super(MicroFc1Payload, self).__post_init__()
-        reason = explain_refusal(self)
-        if reason:
-            raise InvalidPayload(self.family_name, reason)
-
-
-def explain_refusal(payload: MicroFc1Payload) -> str | None:
-    """Say why no kernel has this geometry, or None."""
-    hidden, intermediate = payload.hidden, payload.intermediate
-    if hidden <= 0 or hidden % 256:
-        return f"hidden = {hidden} is not a positive multiple of 256"
-    if intermediate <= 0 or intermediate % 64:
-        return f"intermediate = {intermediate} is not a positive multiple of 64 (remainder {intermediate % 64})"
-    if not 1 <= payload.top_k <= 32:
-        return f"top_k = {payload.top_k} is not in 1..32"
-    if payload.id_bits not in (32, 64):
-        return f"id_bits = {payload.id_bits} is neither 32 nor 64"
-    if payload.csf_inline and not is_compact(intermediate):
-        return (
-            f"csf_inline with intermediate = {intermediate}: scales are read inline only where "
-            f"intermediate % 128 == 64, here it is {intermediate % 128}"
-        )
-    return None
+        Payload.__post_init__(self)
+        with refuse_geometry(self):
+            check_hidden(self.hidden)
+            check_intermediate(self.intermediate)
+            check_top_k(self.top_k)
+        check_id_bits(self, self.id_bits)
+        check_csf_inline(self, self.csf_inline, self.intermediate)
 
 
 def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
-    """Return the shared memory of the sm_90a kernels: one activation row of K128 and its four fp32 scales a stage."""
-    return Pipeline(stages=STAGES_SM_90A, is_inline=csf_inline, activation_bytes=128, activation_scale_bytes=16)
+    """Return the stages of the sm_90a kernels: 64 up and 64 gate rows of K128, and one activation row."""
+    return row_pipeline(is_inline=csf_inline, row_groups=2)
 
 
 @family(MicroFc1Payload, version=1)
@@ -108,32 +90,17 @@ def tasks_per_pair(payload: MicroFc1Payload, target: Target) -> int:
 def arguments(payload: MicroFc1Payload, target: Target) -> tuple[Argument, ...]:
     """List the kernel parameters in order."""
     hidden, rows = payload.hidden, 2 * payload.intermediate
-    blocks = 2 * row_tiles(payload.intermediate)
-    tile_bytes = blocks * (hidden // K_TILE) * TILE_BLOCK_BYTES
+    geometry = ScaleGeometry(rows=rows, columns=hidden // GROUP, group_rows=payload.intermediate)
 
     def tokens(scalars: Scalars) -> int:
         return ceil_div(scalars["pairs"], payload.top_k)
 
-    scales: tuple[Argument, ...]
-    if payload.csf_inline:
-        scales = (
-            pointer("tiles", "u8", lambda s: s["experts"] * tile_bytes),
-            pointer("bases", "u8", lambda s: s["experts"] * blocks * ROW_TILE),
-            pointer("raw", "u8", lambda s: 0),
-        )
-    else:
-        scales = (pointer("scales", "u8", lambda s: s["experts"] * rows * hidden // GROUP),)
     return (
         pointer("a8", "u8", lambda s: tokens(s) * hidden),
         pointer("a_scale", layout(target.arch).activation_scale_dtype, lambda s: tokens(s) * hidden // GROUP),
         pointer("w13", "u8", lambda s: s["experts"] * rows * hidden // 2),
-        *scales,
-        pointer(
-            "topk_ids",
-            "i32" if payload.id_bits == 32 else "i64",
-            lambda s: s["pairs"],
-            alignment=payload.id_bits // 8,
-        ),
+        *scale_arguments(geometry, csf_inline=payload.csf_inline),
+        id_argument(payload.id_bits),
         pointer("alpha", "f32", lambda s: s["experts"]),
         pointer("projections", "bf16", lambda s: s["pairs"] * rows),
         scalar("pairs"),
@@ -143,33 +110,12 @@ def arguments(payload: MicroFc1Payload, target: Target) -> tuple[Argument, ...]:
 
 def source(payload: MicroFc1Payload, target: Target) -> CuteSource:
     """Name the kernel class and its launch facts."""
-    constants: tuple[tuple[str, Field], ...] = (
-        ("hidden", payload.hidden),
-        ("intermediate", payload.intermediate),
-        ("top_k", payload.top_k),
-        ("id_bits", payload.id_bits),
-    )
-    if payload.csf_inline:
-        constants += (("csf_inline", True),)
+    launches = {
+        "sm_90a": pipeline_sm_90a(csf_inline=payload.csf_inline).launch,
+        "sm_120a": LAUNCH_SM_120A,
+    }
     return CuteSource(
         kernel=f"planfreeze.kernels.moe.micro_fc1_{target.arch}_cute:MicroFc1",
-        constants=constants,
-        launch=LAUNCHES[target.arch](payload.csf_inline),
+        constants=constants_of(payload),
+        launch=launches[target.arch],
     )
-
-
-def launch_sm_90a(csf_inline: bool) -> LaunchInfo:
-    return LaunchInfo(
-        block=(THREADS_SM_90A, 1, 1),
-        shared_bytes=pipeline_sm_90a(csf_inline=csf_inline).shared_bytes,
-        min_blocks=4,
-        carveout_percent=100,
-    )
-
-
-def launch_sm_120a(csf_inline: bool) -> LaunchInfo:
-    # The stage has the same size for both kinds of scale storage.
-    return LaunchInfo(block=(128, 1, 1), shared_bytes=SHARED_BYTES_SM_120A, min_blocks=4, carveout_percent=100)
-
-
-LAUNCHES = {"sm_90a": launch_sm_90a, "sm_120a": launch_sm_120a}

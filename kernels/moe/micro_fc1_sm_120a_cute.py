@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
     commit_copies,
@@ -18,7 +19,6 @@ from planfreeze.kernels.mma.memory import (
 from planfreeze.kernels.mma.ptx import (
     load_global_f32,
     load_global_i32,
-    load_global_i64,
     load_shared,
     load_shared_x4,
     mul_rn,
@@ -30,7 +30,9 @@ from planfreeze.kernels.mma.sm_120a import (
     stage_words,
     weight_registers,
 )
+from planfreeze.kernels.mma.tasks import load_id, pair_of
 from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, check_hidden, check_intermediate, row_tiles
+from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["SHARED_BYTES", "THREADS", "MicroFc1"]
 
@@ -38,9 +40,6 @@ THREADS = 128
 STAGES = 4
 STAGE_K = 64
 STAGES_PER_TILE = 128 // STAGE_K
-BLOCK_BYTES = 96
-"""Inline storage of one scale tile."""
-BASE_BYTES = 128
 # Offsets in a stage: 64 bytes of activations, their scale word, 4096 bytes of weights, 512 of native scales (of which
 # a block of inline storage takes 96). Weights and scales start at multiples of 128.
 ACTIVATION_SCALE, WEIGHTS, SCALES, STAGE_BYTES = 64, 128, 4224, 4736
@@ -111,14 +110,7 @@ class MicroFc1:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):
@@ -128,11 +120,8 @@ class MicroFc1:
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16).toint())
         tasks_per_pair = 2 * self.tiles
         for task in cutlass.range(Int32(block), pairs * tasks_per_pair, Int32(blocks), unroll=1):
-            pair = Int32(Uint32(task) // Uint32(tasks_per_pair))
-            if cutlass.const_expr(self.id_bits == 64):
-                expert = load_global_i64(topk_ids + Int64(pair) * 8)
-            else:
-                expert = Int64(load_global_i32(topk_ids + Int64(pair) * 4))
+            pair = Int32(pair_of(task, tasks_per_pair))
+            expert = Int64(load_id(topk_ids, pair, self.id_bits))
             if expert >= 0 and expert < Int64(experts):
                 self.project(shared, parameters, expert, pair, task - pair * tasks_per_pair)
 
@@ -154,7 +143,7 @@ class MicroFc1:
         raw = Int64(0)
         slot = warp * 32 + quad * 4
         if cutlass.const_expr(self.csf_inline):
-            block = (expert * (2 * self.tiles) + Int64(tile)) * BASE_BYTES
+            block = (expert * (2 * self.tiles) + Int64(tile)) * BASE_BLOCK_BYTES
             bases = Uint32(load_global_i32(parameters[4] + block + Int64(slot)))
             raw = parameters[5]
         alpha, projections = parameters[-4:-2]
@@ -211,8 +200,8 @@ class MicroFc1:
             offset = SCALES + part * 16
             if cutlass.const_expr(self.csf_inline):
                 block = expert * (2 * self.tiles) + Int64(tile)
-                piece = scales + block * (self.hidden // 128 * BLOCK_BYTES) + Int64(part * 16)
-                step = Int32(BLOCK_BYTES)
+                piece = scales + block * (self.hidden // 128 * TILE_BLOCK_BYTES) + Int64(part * 16)
+                step = Int32(TILE_BLOCK_BYTES)
             else:
                 piece = scales + first_row * (self.hidden // GROUP) + Int64(part * 16)
                 piece_bytes = Int32(part * 4 < height) * 16
@@ -235,7 +224,7 @@ class MicroFc1:
         source = piece + Int64(stage // STAGES_PER_TILE * step)
         is_copier = Int32(thread < ACTIVATION_COPIERS)
         if cutlass.const_expr(is_even):
-            last = FIRST_SCALE_COPIER + (BLOCK_BYTES // 16 if self.csf_inline else ROW_TILE // 4)
+            last = FIRST_SCALE_COPIER + (TILE_BLOCK_BYTES // 16 if self.csf_inline else ROW_TILE // 4)
             is_copier = is_copier | (Int32(thread >= FIRST_SCALE_COPIER) & Int32(thread < last))
             copy_4(target + ACTIVATION_SCALE, source, is_live & Int32(thread == ACTIVATION_COPIERS))
         else:

@@ -7,17 +7,16 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
-from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
-from planfreeze.kernels.moe.micro_fc1 import THREADS_SM_90A, pipeline_sm_90a
+from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
+from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
+from planfreeze.kernels.moe.micro_fc1 import pipeline_sm_90a
 
 __all__ = ["MicroFc1"]
 
-CONSUMERS = 128
 HALF_WEIGHT_BYTES = WEIGHT_BYTES // 2
 """Weights of 64 rows and K128."""
-ROW_BYTES, ROW_SCALE_BYTES = 128, 16
-"""One activation row of K128 and its four fp32 scales."""
 
 
 class MicroFc1:
@@ -41,7 +40,7 @@ class MicroFc1:
     Parameters
     ----------
     launch : LaunchInfo
-        160 threads and the shared memory of :func:`~planfreeze.kernels.moe.micro_fc1.pipeline_sm_90a`.
+        That of :func:`~planfreeze.kernels.moe.micro_fc1.pipeline_sm_90a`.
     hidden, intermediate : int
         K, a multiple of 256, and rows of each half, a multiple of 64.
     top_k : int
@@ -64,7 +63,7 @@ class MicroFc1:
     ) -> None:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
-        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
+        assert launch == self.pipeline.launch
         storage = InlineHalves if csf_inline else NativeHalves
         self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
         self.hidden = hidden
@@ -83,14 +82,7 @@ class MicroFc1:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):
@@ -104,23 +96,12 @@ class MicroFc1:
             mma.init_stages(self.pipeline, shared)
         first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
         if block < walk[2]:
-            first_id = self.load_id(topk_ids, block)
+            first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, first_id, parameters)
         else:
             self.consume(shared, thread, walk, first_id, parameters)
-
-    def split_task(self, task):
-        """Return the pair and the 64-row tile of a task."""
-        pair = Uint32(task) // Uint32(self.tiles)
-        return pair, Int32(Uint32(task) - pair * Uint32(self.tiles))
-
-    def load_id(self, topk_ids, task):
-        """Load the expert id of a task's pair, Int32 or Int64."""
-        pair, _ = self.split_task(task)
-        address = topk_ids + Int64(pair) * (self.id_bits // 8)
-        return ptx.load_global_i32(address) if self.id_bits == 32 else ptx.load_global_i64(address)
 
     @cute.jit
     def produce(self, shared, lane, walk, next_id, parameters):
@@ -137,9 +118,9 @@ class MicroFc1:
             # Ids are loaded one task ahead: a load takes about as long as a step.
             current = next_id
             if task + blocks < tasks:
-                next_id = self.load_id(topk_ids, task + blocks)
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
-                pair, tile = self.split_task(task)
+                pair, tile = split_task(task, self.tiles)
                 expert = Int64(current)
                 token = Int64(pair // Uint32(self.top_k))
                 weights = w13 + (expert * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
@@ -202,7 +183,7 @@ class MicroFc1:
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             current = next_id
             if task + blocks < tasks:
-                next_id = self.load_id(topk_ids, task + blocks)
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
                 factor = ptx.load_global_f32(alpha + Int64(current) * 4)
                 for nt in cutlass.range_constexpr(4):
@@ -212,7 +193,7 @@ class MicroFc1:
                     mma.multiply_row(self.pipeline, stage, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, sums)
                     stage, parity = mma.advance(self.pipeline, shared, stage, parity)
                 if (lane & 3) == 0:
-                    pair, tile = self.split_task(task)
+                    pair, tile = split_task(task, self.tiles)
                     first = Int64(pair) * (2 * self.intermediate) + Int64(tile * 64 + column)
                     target = projections + first * 2
                     for nt in cutlass.range_constexpr(4):

@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
     commit_copies,
@@ -19,7 +20,6 @@ from planfreeze.kernels.mma.memory import (
 from planfreeze.kernels.mma.ptx import (
     load_global_f32,
     load_global_i32,
-    load_global_i64,
     load_shared,
     load_shared_x4,
     mul_rn,
@@ -33,6 +33,7 @@ from planfreeze.kernels.mma.sm_120a import (
     stage_words,
     weight_registers,
 )
+from planfreeze.kernels.mma.tasks import load_id, split_task
 from planfreeze.kernels.moe.geometry import (
     GROUP,
     ROW_TILE,
@@ -41,15 +42,13 @@ from planfreeze.kernels.moe.geometry import (
     padded_width,
     row_tiles,
 )
+from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["SHARED_BYTES", "THREADS", "MicroFc2"]
 
 THREADS = 128
 STAGES = 4
 STAGE_K = 128
-BLOCK_BYTES = 96
-"""Inline storage of one scale tile."""
-BASE_BYTES = 128
 GROUP_BYTES = ROW_TILE * GROUP // 2
 """Weights of one K32 group of a tile of 128 rows."""
 # Offsets in a stage: 128 bytes of activations, their scale word, 8192 bytes of weights, 512 of native scales (of which
@@ -121,14 +120,7 @@ class MicroFc2:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):
@@ -140,15 +132,11 @@ class MicroFc2:
         # may still read; the other three are free, as every warp has passed the barrier after their last use.
         done = Int32(0)
         for task in cutlass.range(Int32(block), pairs * self.tiles, Int32(blocks), unroll=1):
-            pair = Int32(Uint32(task) // Uint32(self.tiles))
-            tile = task - pair * self.tiles
+            pair, tile = split_task(task, self.tiles)
             target = route_output + (Int64(pair) * self.hidden + Int64(tile * ROW_TILE)) * 2
-            if cutlass.const_expr(self.id_bits == 64):
-                expert = load_global_i64(topk_ids + Int64(pair) * 8)
-            else:
-                expert = Int64(load_global_i32(topk_ids + Int64(pair) * 4))
+            expert = Int64(load_id(topk_ids, pair, self.id_bits))
             if expert >= 0 and expert < Int64(experts):
-                self.project(shared, parameters, expert, pair, tile, target, done)
+                self.project(shared, parameters, expert, Int32(pair), tile, target, done)
                 done = done + self.slices
             else:
                 clear_row(target)
@@ -167,7 +155,7 @@ class MicroFc2:
         bases = Uint32(0)
         raw = Int64(0)
         if cutlass.const_expr(self.csf_inline):
-            bases = Uint32(load_global_i32(parameters[3] + block * BASE_BYTES + Int64(slot)))
+            bases = Uint32(load_global_i32(parameters[3] + block * BASE_BLOCK_BYTES + Int64(slot)))
             raw = parameters[4]
         factor = mul_rn(load_global_f32(alpha + expert * 4), load_global_f32(topk_weights + Int64(pair) * 4))
         sums = cute.make_rmem_tensor((16,), Float32)
@@ -216,8 +204,8 @@ class MicroFc2:
             part = thread - FIRST_SCALE_COPIER
             offset = SCALES + part * 16
             if cutlass.const_expr(self.csf_inline):
-                piece = scales + block * (self.slices * BLOCK_BYTES) + Int64(part * 16)
-                step = Int64(BLOCK_BYTES)
+                piece = scales + block * (self.slices * TILE_BLOCK_BYTES) + Int64(part * 16)
+                step = Int64(TILE_BLOCK_BYTES)
             else:
                 piece = scales + block * (ROW_TILE * self.intermediate // GROUP) + Int64(part * 16)
                 step = Int64(ROW_TILE * STAGE_K // GROUP)
@@ -240,7 +228,7 @@ class MicroFc2:
             destination = target + WEIGHTS + GROUP_BYTES * j + thread * 16
             copy_16(destination, slice_weights + Int64(GROUP_BYTES * j), size_bytes, is_live)
         source = piece + Int64(k128) * step
-        copiers = BLOCK_BYTES // 16 if self.csf_inline else Int32(ROW_TILE // 4) >> is_tail
+        copiers = TILE_BLOCK_BYTES // 16 if self.csf_inline else Int32(ROW_TILE // 4) >> is_tail
         is_scale_copier = Int32(thread >= FIRST_SCALE_COPIER) & Int32(thread < FIRST_SCALE_COPIER + copiers)
         copy_16(target + offset, source, Int32(16), is_live & (is_scale_copier | Int32(thread < ACTIVATION_COPIERS)))
         copy_4(target + ACTIVATION_SCALE, source, is_live & Int32(thread == ACTIVATION_COPIERS))

@@ -7,18 +7,17 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
-from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
+from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
-from planfreeze.kernels.moe.micro_fc2 import THREADS_SM_90A, pipeline_sm_90a
+from planfreeze.kernels.moe.micro_fc2 import pipeline_sm_90a
 
 __all__ = ["MicroFc2"]
 
-CONSUMERS = 128
 COLUMN_STRIDE = 4 * mma.CHUNK_BYTES
 """Weights of 128 rows and K32."""
-ROW_BYTES, ROW_SCALE_BYTES = 128, 16
-"""One intermediate row of K128 and its four fp32 scales."""
 
 
 class MicroFc2:
@@ -46,7 +45,7 @@ class MicroFc2:
     Parameters
     ----------
     launch : LaunchInfo
-        160 threads and the shared memory of :func:`~planfreeze.kernels.moe.micro_fc2.pipeline_sm_90a`.
+        That of :func:`~planfreeze.kernels.moe.micro_fc2.pipeline_sm_90a`.
     hidden, intermediate : int
         Output rows, a multiple of 256, and K, a multiple of 64.
     id_bits : int
@@ -60,7 +59,7 @@ class MicroFc2:
     ) -> None:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
-        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
+        assert launch == self.pipeline.launch
         storage = InlineRows if csf_inline else NativeRows
         self.scales = storage(self.pipeline, intermediate=intermediate)
         self.hidden = hidden
@@ -79,14 +78,7 @@ class MicroFc2:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):
@@ -100,23 +92,12 @@ class MicroFc2:
             mma.init_stages(self.pipeline, shared)
         first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
         if block < walk[2]:
-            first_id = self.load_id(topk_ids, block)
+            first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, first_id, parameters)
         else:
             self.consume(shared, thread, walk, first_id, parameters)
-
-    def split_task(self, task):
-        """Return the pair and the 128-row tile of a task."""
-        pair = Uint32(task) // Uint32(self.tiles)
-        return pair, Int32(Uint32(task) - pair * Uint32(self.tiles))
-
-    def load_id(self, topk_ids, task):
-        """Load the expert id of a task's pair, Int32 or Int64."""
-        pair, _ = self.split_task(task)
-        address = topk_ids + Int64(pair) * (self.id_bits // 8)
-        return ptx.load_global_i32(address) if self.id_bits == 32 else ptx.load_global_i64(address)
 
     @cute.jit
     def produce(self, shared, lane, walk, next_id, parameters):
@@ -134,9 +115,9 @@ class MicroFc2:
             # Ids are loaded one task ahead: a load takes about as long as a step.
             current = next_id
             if task + blocks < tasks:
-                next_id = self.load_id(topk_ids, task + blocks)
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
-                pair, tile = self.split_task(task)
+                pair, tile = split_task(task, self.tiles)
                 row_block = Int64(current) * self.tiles + Int64(tile)
                 weights = w2 + row_block * self.row_block_bytes
                 row = intermediate + Int64(pair) * self.padded
@@ -203,8 +184,8 @@ class MicroFc2:
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             current = next_id
             if task + blocks < tasks:
-                next_id = self.load_id(topk_ids, task + blocks)
-            pair, tile = self.split_task(task)
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+            pair, tile = split_task(task, self.tiles)
             factor, weight = Float32(0.0), Float32(0.0)
             for nt in cutlass.range_constexpr(4):
                 sums[nt] = Float32(0.0)

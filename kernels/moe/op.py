@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from planfreeze.device import Device
-from planfreeze.errors import InvalidArgument, LayerReleased, SessionState, UnsuitableExperts, WrongArch
+from planfreeze.errors import InvalidArgument, LayerReleased, SessionState, UnsuitableExperts, WrongDevice
 from planfreeze.kernels.moe.calls import ARGUMENTS, Call, Operands, Scratch, divide, select_operands
 from planfreeze.kernels.moe.experts import PreparedExperts
-from planfreeze.kernels.moe.plan import MoEPlan
+from planfreeze.kernels.moe.plan import CapacityPlan, MoEPlan
 from planfreeze.kernels.moe.rules import ScaleMode
 from planfreeze.kernels.moe.stages import StageName
 from planfreeze.programs import Bound, Program
@@ -57,13 +57,15 @@ class MoELayer:
         Programs by capacity and type of routing ids.
     operands : mapping
         What stands in the scale arguments, by the way scales reach the kernels of a capacity.
-    handle : int
-        The layer's number for :func:`moe_micro`, unique in this process, valid as long as the layer is alive.
+    handle : Tensor
+        The layer's number for :func:`moe_micro`, an int64 scalar on the CPU: unique in this process, valid as long as
+        the layer is alive. A tensor, so that ``torch.compile`` traces one graph for all layers of a model.
 
     Notes
     -----
     Calls of one layer, and of all layers that share a workspace, overwrite the same scratch: they have to be ordered,
-    as they are on one stream.
+    as they are on one stream. A CUDA graph holds the addresses of scratch, weights and programs, not the objects: the
+    layer, its session and the tensors of the captured call have to live, the session unclosed, as long as the graph.
     """
 
     plan: MoEPlan
@@ -72,10 +74,12 @@ class MoELayer:
     scratch: Scratch
     programs: Mapping[tuple[int, torch.dtype], CallPrograms]
     operands: Mapping[ScaleMode, Operands]
-    handle: int = field(default_factory=lambda: next(handles))
+    handle: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        layers[self.handle] = self
+        number = next(handles)
+        layers[number] = self
+        object.__setattr__(self, "handle", torch.tensor(number))
 
     def run(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute the layer on torch's current stream.
@@ -110,13 +114,14 @@ class MoELayer:
         Notes
         -----
         Never waits for the device, reads no tensor on the host, and works while a CUDA graph is captured. Without
-        tokens nothing is launched. Autograd does not see it.
+        tokens the result has no rows and nothing is launched. ``out`` may be ``x``. Autograd does not see it.
         """
         self.check_shapes(x, topk_ids, topk_weights)
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
         elif not isinstance(out, Tensor) or out.shape != x.shape:
             refuse("out", f"is {describe(out)}, not a tensor of shape {tuple(x.shape)} as x")
+        self.check_apart(x=x, topk_ids=topk_ids, topk_weights=topk_weights, out=out)
         # All are bound before the first is launched: a call that is refused leaves the device alone.
         bound = self.bind_call(x, topk_ids, topk_weights, out)
         if len(x):
@@ -126,7 +131,12 @@ class MoELayer:
 
     def bind_call(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> tuple[Bound, ...]:
         """Bind the programs of one call, in the order of their launches; parameters and errors as :meth:`run`."""
-        planned = self.plan.choose(len(x))
+        return self.bind_stages(self.plan.choose(len(x)), x, topk_ids, topk_weights, out)
+
+    def bind_stages(
+        self, planned: CapacityPlan, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor
+    ) -> tuple[Bound, ...]:
+        """Bind the programs of one capacity."""
         call = Call(
             planned=planned,
             experts=self.experts,
@@ -139,6 +149,14 @@ class MoELayer:
         )
         programs = self.programs[planned.capacity, topk_ids.dtype]
         return tuple(program.bind(*ARGUMENTS[stage](call)) for stage, program in programs)
+
+    def check_apart(self, **tensors: Tensor) -> None:
+        """Refuse tensors of a call that lie in the workspace, which the call overwrites."""
+        first = self.workspace.data_ptr()
+        last = first + self.workspace.numel()
+        for name, tensor in tensors.items():
+            if tensor.numel() and tensor.device == self.workspace.device and first <= tensor.data_ptr() < last:
+                refuse(name, "lies in the workspace, which the call overwrites")
 
     def check_shapes(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> None:
         """Check what no program sees: shapes, and the type that selects the programs."""
@@ -176,10 +194,10 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
         The experts were prepared for another architecture, another geometry or another arm. Nothing is converted.
     UnplannedProgram
         The session holds no program for a payload of the plan; names the nearest one.
-    WrongArch
+    WrongDevice
         The session's device is not of the plan's architecture.
     InvalidArgument
-        The workspace or the experts' tensors are not on the device, or the workspace is too small.
+        The workspace or one of the experts' tensors is not on the device, has another type or is too small.
     """
     if not session.is_frozen:
         raise SessionState("a layer cannot be bound: the session is not frozen", "session.freeze() before bind()")
@@ -187,20 +205,18 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
     # Every plan quantises activations, on every architecture, so a wrong one is told before a program that is missing.
     device = session.program(plan.capacities[0].stages[0][0].payload).device
     if device.capability != target(plan.arch).capability:
-        raise WrongArch("the MoE layer", plan.arch, f"{device.name} (compute capability {device.capability})")
+        raise WrongDevice("the MoE layer", plan.arch, device.name, device.capability)
     programs = {
         (planned.capacity, ID_DTYPES[id_type]): tuple((stage.name, session.program(stage.payload)) for stage in stages)
         for planned in plan.capacities
         for id_type, stages in zip(plan.id_types, planned.stages, strict=True)
     }
-    if experts.w13.device != device.torch_device:
-        refuse("experts", f"are on {experts.w13.device}, the programs on {device.torch_device}", call="bind")
     if workspace is None:
         workspace = torch.empty(plan.scratch.workspace, dtype=torch.uint8, device=device.torch_device)
     check_workspace(workspace, plan.scratch.workspace, device)
     scratch = divide(plan, workspace)
     modes = {planned.scale_mode for planned in plan.capacities}
-    return MoELayer(
+    layer = MoELayer(
         plan=plan,
         experts=experts,
         workspace=workspace,
@@ -208,6 +224,19 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
         programs=programs,
         operands={mode: select_operands(experts, scratch, mode) for mode in modes},
     )
+    bind_nothing(layer, device)
+    return layer
+
+
+def bind_nothing(layer: MoELayer, device: Device) -> None:
+    """Bind a call without tokens at every capacity: it checks weights, scales and scratch as every call does."""
+    model = layer.plan.sharded.model
+    x = torch.empty(0, model.hidden, dtype=torch.bfloat16, device=device.torch_device)
+    factors = torch.empty(0, model.top_k, dtype=torch.float32, device=device.torch_device)
+    for id_type in layer.plan.id_types:
+        ids = torch.empty(0, model.top_k, dtype=ID_DTYPES[id_type], device=device.torch_device)
+        for planned in layer.plan.capacities:
+            layer.bind_stages(planned, x, ids, factors, x)
 
 
 def check_experts(plan: MoEPlan, experts: PreparedExperts) -> None:
@@ -251,30 +280,31 @@ def refuse(argument: str, reason: str, *, call: str = "MoELayer.run") -> NoRetur
 
 
 @torch.library.custom_op("planfreeze::moe_micro", mutates_args=())  # type: ignore[untyped-decorator]  # torch is Any
-def moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: int) -> Tensor:
+def moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
     """Run a layer as a torch operator that returns a new tensor; ``torch.compile`` keeps it as one call.
 
     Parameters
     ----------
     x, topk_ids, topk_weights : Tensor
         As :meth:`MoELayer.run`.
-    layer : int
-        :attr:`MoELayer.handle`. It only finds the layer and does not keep it: a compiled graph or an exported program
-        that names it works as long as somebody holds the layer, in the process that bound it. Being a number, it is
-        no reason to trace a function again for the next layer.
+    layer : Tensor
+        :attr:`MoELayer.handle`. It only finds the layer and does not keep it: a compiled graph that takes it works as
+        long as somebody holds the layer, in the process that bound it. As a tensor it is an input of the graph, also
+        as an attribute of a module, so that the layers of a model share one.
 
     Raises
     ------
     LayerReleased
         No living layer has this handle.
     """
-    found = layers.get(layer)
+    number = int(layer)
+    found = layers.get(number)
     if found is None:
-        raise LayerReleased(layer)
+        raise LayerReleased(number)
     return found.run(x, topk_ids, topk_weights)
 
 
 @moe_micro.register_fake  # type: ignore[untyped-decorator]  # torch is Any
-def trace_moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: int) -> Tensor:
-    """Return the shape of the result. The layer is not asked: its handle may be a symbol here."""
+def trace_moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
+    """Return the shape of the result. The layer is not asked: its handle has no value here."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)

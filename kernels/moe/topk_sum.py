@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from planfreeze.family import CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.moe.geometry import ceil_div, check_hidden, check_top_k
+from planfreeze.kernels.moe.payloads import refuse_geometry
 from planfreeze.payload import Payload
 from planfreeze.target import Target
 
@@ -28,7 +29,7 @@ class TopkSumPayload(Payload):
 
     Raises
     ------
-    UnsupportedGeometry
+    InvalidPayload
         ``hidden`` or ``top_k`` is out of range.
     """
 
@@ -38,8 +39,9 @@ class TopkSumPayload(Payload):
 
     def __post_init__(self) -> None:
         Payload.__post_init__(self)
-        check_hidden(self.hidden)
-        check_top_k(self.top_k)
+        with refuse_geometry(self):
+            check_hidden(self.hidden)
+            check_top_k(self.top_k)
 
 
 @family(TopkSumPayload, version=1)

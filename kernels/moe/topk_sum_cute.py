@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import pack_bf16, store_global_x4
 from planfreeze.kernels.mma.ptx import float_of_bits, load_global_x4
 
@@ -39,14 +40,7 @@ class TopkSum:
 
     @cute.jit
     def __call__(self, route_output: Int64, out: Int64, tokens: Int32, stream):
-        self.kernel(route_output, out, tokens).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(route_output, out, tokens), self.launch, stream)
 
     @cute.kernel
     def kernel(self, route_output: Int64, out: Int64, tokens: Int32):

@@ -33,16 +33,17 @@ from planfreeze.errors.building import (
 )
 from planfreeze.errors.checkpoints import (
     AmbiguousLayout,
+    ArmsDiffer,
     CheckpointMissing,
-    DamagedShard,
+    CheckpointUnwritable,
     ExpertsDiffer,
     InvalidLayout,
     MalformedIndex,
     NanScale,
+    OutputNotFinite,
     RankOutOfRange,
-    ShardMissing,
     TensorMissing,
-    TruncatedShard,
+    UnexpectedDtype,
     UnexpectedTensor,
     UnknownLayer,
     UnknownLayout,
@@ -88,6 +89,12 @@ from planfreeze.errors.serving import (
     UnsupportedDevice,
     WrongDevice,
 )
+from planfreeze.errors.shards import (
+    DamagedShard,
+    ShardIsText,
+    ShardMissing,
+    TruncatedShard,
+)
 from planfreeze.errors.storing import (
     DamagedEntry,
     DamagedPlan,
@@ -113,8 +120,10 @@ from planfreeze.errors.tensors import (
 
 __all__ = [
     "AmbiguousLayout",
+    "ArmsDiffer",
     "CapacityExceeded",
     "CheckpointMissing",
+    "CheckpointUnwritable",
     "CompilationForbidden",
     "CompileFailed",
     "CompilerMissing",
@@ -157,6 +166,7 @@ __all__ = [
     "MissingPrograms",
     "NanScale",
     "NotMixtureOfExperts",
+    "OutputNotFinite",
     "OutputUnwritable",
     "PlanMissing",
     "PlanTooNew",
@@ -166,6 +176,7 @@ __all__ = [
     "ScalesDiffer",
     "SessionState",
     "SeveralArms",
+    "ShardIsText",
     "ShardMissing",
     "SourceChanged",
     "SourceUnreadable",
@@ -179,6 +190,7 @@ __all__ = [
     "UndecodedScales",
     "UnevenShards",
     "UnexpectedCubin",
+    "UnexpectedDtype",
     "UnexpectedTensor",
     "UnknownArch",
     "UnknownArm",

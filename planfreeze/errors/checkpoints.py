@@ -1,19 +1,20 @@
-"""Errors of checkpoints: their files, the names of their tensors, what the tensors hold."""
+"""Errors of checkpoints: the index, the names of the tensors, what the tensors hold and what is computed of it."""
 
 from planfreeze.errors.base import PlanfreezeError
 
 __all__ = [
     "AmbiguousLayout",
+    "ArmsDiffer",
     "CheckpointMissing",
-    "DamagedShard",
+    "CheckpointUnwritable",
     "ExpertsDiffer",
     "InvalidLayout",
     "MalformedIndex",
     "NanScale",
+    "OutputNotFinite",
     "RankOutOfRange",
-    "ShardMissing",
     "TensorMissing",
-    "TruncatedShard",
+    "UnexpectedDtype",
     "UnexpectedTensor",
     "UnknownLayer",
     "UnknownLayout",
@@ -36,6 +37,22 @@ class CheckpointMissing(PlanfreezeError):
             f"there is no checkpoint at {self.path}: {self.reason}. A checkpoint is a folder with "
             f"model.safetensors.index.json and the shards it names, or one .safetensors file. "
             f"Look there: ls {self.path}"
+        )
+
+
+class CheckpointUnwritable(PlanfreezeError):
+    """A checkpoint cannot be written to a folder."""
+
+    exit_code = 6
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} cannot be written: {self.reason}. What is there of the checkpoint is not whole. "
+            f"Remove it and name another folder, or look at this one: ls -ld {self.path}"
         )
 
 
@@ -139,18 +156,20 @@ class RankOutOfRange(PlanfreezeError, ValueError):
 
 
 class ExpertsDiffer(PlanfreezeError):
-    """A checkpoint has more experts in a layer than the model."""
+    """A checkpoint has more or fewer experts in a layer than the model."""
 
     exit_code = 2
 
-    def __init__(self, path: str, layer: int, found: int, expected: int) -> None:
+    def __init__(self, path: str, layer: int, found: tuple[int, ...] | int, expected: int) -> None:
         super().__init__(path, layer, found, expected)
         self.path, self.layer, self.found, self.expected = path, layer, found, expected
 
     def __str__(self) -> str:
+        # Numbers where names tell them, how many where one tensor holds all.
+        held = f"{self.found}" if isinstance(self.found, int) else f"the experts {number_ranges(self.found)}"
         return (
-            f"layer {self.layer} of {self.path} has {self.found} experts, the model {self.expected}. The router would "
-            f"send tokens to experts that were not read. Name the checkpoint's own model: --model FILE"
+            f"layer {self.layer} of {self.path} has {held}, the model {self.expected} experts. The router would send "
+            f"tokens to other experts than were trained, or to none. Name the checkpoint's own model: --model FILE"
         )
 
 
@@ -171,56 +190,8 @@ class TensorMissing(PlanfreezeError):
         )
 
 
-class ShardMissing(PlanfreezeError):
-    """A file that the index names is not there, or cannot be read."""
-
-    exit_code = 4
-
-    def __init__(self, shard: str, tensor: str, reason: str) -> None:
-        super().__init__(shard, tensor, reason)
-        self.shard, self.tensor, self.reason = shard, tensor, reason
-
-    def __str__(self) -> str:
-        return (
-            f"{self.shard} cannot be read: {self.reason}. The index says that it holds {self.tensor}. "
-            f"Fetch the file, or look at it: ls -l {self.shard}"
-        )
-
-
-class TruncatedShard(PlanfreezeError):
-    """A file ends before the bytes its header describes."""
-
-    exit_code = 4
-
-    def __init__(self, shard: str, found_bytes: int, expected_bytes: int) -> None:
-        super().__init__(shard, found_bytes, expected_bytes)
-        self.shard, self.found_bytes, self.expected_bytes = shard, found_bytes, expected_bytes
-
-    def __str__(self) -> str:
-        return (
-            f"{self.shard} is cut off: it has {self.found_bytes} bytes, its header describes {self.expected_bytes}. "
-            f"The tensors at its end are lost. Fetch the file again, and compare: sha256sum {self.shard}"
-        )
-
-
-class DamagedShard(PlanfreezeError):
-    """A file is no safetensors file."""
-
-    exit_code = 4
-
-    def __init__(self, shard: str, reason: str) -> None:
-        super().__init__(shard, reason)
-        self.shard, self.reason = shard, reason
-
-    def __str__(self) -> str:
-        return (
-            f"{self.shard} is not a readable safetensors file: {self.reason}. Its bytes could belong to any tensor. "
-            f"Fetch the file again, and compare: sha256sum {self.shard}"
-        )
-
-
 class UnexpectedTensor(PlanfreezeError):
-    """A tensor does not have the shape or type the model asks for."""
+    """A tensor does not have the shape the model asks for."""
 
     exit_code = 2
 
@@ -232,6 +203,53 @@ class UnexpectedTensor(PlanfreezeError):
         return (
             f"{self.tensor} in {self.shard} is {self.found}, not {self.expected}. A slice of it would hold other "
             f"weights than the rank's. Name the checkpoint's own model: --model FILE"
+        )
+
+
+class UnexpectedDtype(UnexpectedTensor):
+    """A tensor has the shape the model asks for, and another element type."""
+
+    exit_code = 4
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor} in {self.shard} is {self.found}, not {self.expected}. It fits the model, but its bytes "
+            f"are no MXFP4 codes or scales. Fetch the file again and compare: sha256sum {self.shard}; or convert the "
+            f"weights to MXFP4 anew"
+        )
+
+
+class ArmsDiffer(PlanfreezeError):
+    """Kernels that read scales inline compute something else than those that read native planes."""
+
+    exit_code = 4
+
+    def __init__(self, tokens: int, row: int, column: int, inline: float, native: float) -> None:
+        super().__init__(tokens, row, column, inline, native)
+        self.tokens, self.row, self.column, self.inline, self.native = tokens, row, column, inline, native
+
+    def __str__(self) -> str:
+        return (
+            f"a call of {self.tokens} tokens differs between the arms, first at row {self.row}, column {self.column}: "
+            f"inline gives {self.inline}, native {self.native}. Both read the same scales, so one of them is wrong. "
+            f"Compare the store's programs with their plan: planfreeze replay"
+        )
+
+
+class OutputNotFinite(PlanfreezeError):
+    """A layer computes a NaN or an infinity from ordinary inputs."""
+
+    exit_code = 4
+
+    def __init__(self, arm: str, tokens: int, row: int, column: int, value: float) -> None:
+        super().__init__(arm, tokens, row, column, value)
+        self.arm, self.tokens, self.row, self.column, self.value = arm, tokens, row, column, value
+
+    def __str__(self) -> str:
+        return (
+            f"a call of {self.tokens} tokens gives {self.value} at row {self.row}, column {self.column} ({self.arm} "
+            f"arm). Inputs were of ordinary size, so scales are damaged or a program is wrong. "
+            f"Compare the shards with their published digests: sha256sum *.safetensors"
         )
 
 
@@ -257,4 +275,4 @@ def number_ranges(numbers: tuple[int, ...]) -> str:
     first = [number for number in numbers if number - 1 not in numbers]
     last = [number for number in numbers if number + 1 not in numbers]
     pairs = zip(first, last, strict=True)
-    return ", ".join(str(low) if low == high else f"{low}..{high}" for low, high in pairs)
+    return ", ".join(str(low) if low == high else f"{low}..{high}" for low, high in pairs) or "none"

@@ -262,7 +262,7 @@ def test_a_compiled_whole_graph_calls_the_operator(session: Session, layers: dic
     torch._dynamo.reset()
 
     @torch.compile(fullgraph=True, backend="eager", dynamic=True)
-    def call(x: Tensor, ids: Tensor, factors: Tensor, handle: int) -> Tensor:
+    def call(x: Tensor, ids: Tensor, factors: Tensor, handle: Tensor) -> Tensor:
         return moe_micro(x + x, ids, factors, handle) * 2
 
     for tokens in LIVE_TOKENS:

@@ -15,9 +15,12 @@ import pytest
 import planfreeze
 from planfreeze.family import CuteSource
 
+ROOT = Path(planfreeze.__file__).parents[1]
 COMPILE = """
 import importlib, json, os, sys
+import planfreeze
 source = json.loads(sys.stdin.read())
+assert os.path.dirname(os.path.dirname(planfreeze.__file__)) == os.environ["PYTHONPATH"]
 os.environ["CUTE_DSL_ARCH"] = source["arch"]
 from cutlass import Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_stream
@@ -39,10 +42,9 @@ class Compiled:
     cubin: Path
 
 
-@pytest.fixture(scope="session")
-def ptx_machine() -> ModuleType:
-    """The PTX machine, loaded from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("ptx_machine", Path(__file__).with_name("ptx_machine.py"))
+def load_beside(name: str) -> ModuleType:
+    """Load a module of this folder from its file: tests are not a package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -51,11 +53,25 @@ def ptx_machine() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def ptx_machine() -> ModuleType:
+    """The machine that runs compiled PTX."""
+    return load_beside("ptx_machine")
+
+
+@pytest.fixture(scope="session")
+def lane_machine() -> ModuleType:
+    """The machine that runs the text of the sm_90a kernels."""
+    return load_beside("lane_machine")
+
+
+@pytest.fixture(scope="session")
 def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
-    """Return a function (source, arch, pointers, scalars, [fresh]) that compiles once per distinct call."""
+    """Return a function that compiles once per distinct call: ``fresh`` seeds the hashes, ``root`` has the package."""
 
     @cache
-    def compile_once(source: CuteSource, arch: str, pointers: int, scalars: int, fresh: int = 0) -> Compiled:
+    def compile_once(
+        source: CuteSource, arch: str, pointers: int, scalars: int, fresh: int = 0, root: Path = ROOT
+    ) -> Compiled:
         folder = tmp_path_factory.mktemp("compiled")
         launch = source.launch
         request = {
@@ -75,7 +91,7 @@ def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comp
             "PATH": "/usr/bin:/bin",
             "HOME": str(folder),
             "PYTHONHASHSEED": str(fresh),
-            "PYTHONPATH": str(Path(planfreeze.__file__).parents[1]),
+            "PYTHONPATH": str(root),
         }
         subprocess.run(
             [sys.executable, "-c", COMPILE],

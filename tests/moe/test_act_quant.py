@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from planfreeze.errors import UnsupportedGeometry
+from planfreeze.errors import InvalidPayload
 from planfreeze.family import CuteSource, family_of
 from planfreeze.kernels.moe.act_quant import ActQuantPayload, act_quant
 from planfreeze.kernels.moe.reference import activation_scales, arrange_activations, quantise_mxfp8
@@ -80,7 +80,7 @@ def test_grid_covers_a_ragged_last_block():
 
 @pytest.mark.parametrize("hidden", [0, -256, 128, 5000])
 def test_hidden_that_is_not_whole_tiles_is_refused(hidden):
-    with pytest.raises(UnsupportedGeometry, match=str(hidden)):
+    with pytest.raises(InvalidPayload, match=str(hidden)):
         ActQuantPayload(hidden=hidden)
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,10 +25,12 @@ from planfreeze.errors import (
     MalformedIndex,
     NanScale,
     RankOutOfRange,
+    ShardIsText,
     ShardMissing,
     TensorMissing,
     TruncatedShard,
     UnevenShards,
+    UnexpectedDtype,
     UnexpectedTensor,
     UnknownLayer,
     UnknownLayout,
@@ -51,6 +53,7 @@ OWN = CheckpointLayout(
     w2=MatrixNames(weight="block.{layer}.w2.{expert}.q", scale="block.{layer}.w2.{expert}.s"),
     source_order="gate_up",
 )
+STACKED = next(layout for layout in KNOWN_LAYOUTS if layout.is_stacked)
 DOWN_SCALE = "model.layers.39.mlp.experts.{expert}.down_proj.weight_scale"
 UP_SCALE = "model.layers.39.mlp.experts.{expert}.up_proj.weight_scale"
 
@@ -227,9 +230,8 @@ def test_a_nan_scale_is_named_with_its_place(
 
 
 def test_a_nan_scale_of_a_stacked_tensor_is_named_with_its_expert(tmp_path: Path) -> None:
-    stacked = next(layout for layout in KNOWN_LAYOUTS if layout.is_stacked)
-    folder = write(tmp_path / "checkpoint", layout=stacked)
-    spoil_checkpoint(folder, "nan-scale", stacked.w13[0].scale.format(layer=39))
+    folder = write(tmp_path / "checkpoint", layout=STACKED)
+    spoil_checkpoint(folder, "nan-scale", STACKED.w13[0].scale.format(layer=39))
     with pytest.raises(NanScale, match="expert 2, row 767, column 15"):
         read(folder, rank=1)
 
@@ -316,36 +318,90 @@ def test_a_missing_tensor_is_named_with_its_shard(spoiled: Callable[[str, str], 
     assert str(shard) in str(caught.value) and "layer 39, expert 1" in str(caught.value)
 
 
+def keep_experts(folder: Path, numbers: Mapping[int, int]) -> None:
+    """Rename experts of the index's last layer; those that are not named are taken out."""
+    index = folder / "model.safetensors.index.json"
+    held = json.loads(index.read_text())["weight_map"]
+    kept = {name: shard for name, shard in held.items() if ".layers.39." not in name}
+    for old, new in numbers.items():
+        stem = "model.layers.39.mlp.experts."
+        kept |= {
+            name.replace(f"{stem}{old}.", f"{stem}{new}."): shard
+            for name, shard in held.items()
+            if name.startswith(f"{stem}{old}.")
+        }
+    index.write_text(json.dumps({"weight_map": kept}))
+
+
 def test_a_missing_expert_is_named_with_the_shards_of_its_layer(checkpoint: Path) -> None:
     opened = open_checkpoint(checkpoint)
+    keep_experts(checkpoint, {0: 0, 2: 2})
     with pytest.raises(TensorMissing) as caught:
-        read(checkpoint, model=replace(MODEL, experts=4))
-    layer = {str(shard) for name, shard in opened.shards.items() if ".layers.39." in name}
-    assert caught.value.expert == 3 and set(caught.value.shard.split(", ")) == layer
+        read(checkpoint)
+    layer = {
+        str(shard)
+        for name, shard in opened.shards.items()
+        if name.startswith(("model.layers.39.mlp.experts.0.", "model.layers.39.mlp.experts.2."))
+    }
+    assert caught.value.expert == 1 and set(caught.value.shard.split(", ")) == layer
 
 
-def test_more_experts_than_the_model_has_are_refused(checkpoint: Path) -> None:
-    with pytest.raises(ExpertsDiffer, match="has 3 experts, the model 2"):
-        read(checkpoint, model=replace(MODEL, experts=2))
+@pytest.mark.parametrize("experts", [2, 4, 8])
+def test_another_number_of_experts_than_the_model_has_is_refused(checkpoint: Path, experts: int) -> None:
+    with pytest.raises(ExpertsDiffer, match=rf"has the experts 0\.\.2, the model {experts} experts") as caught:
+        read(checkpoint, model=replace(MODEL, experts=experts))
+    assert caught.value.exit_code == 2
 
 
-def test_more_stacked_experts_than_the_model_has_are_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path / "checkpoint", layout=next(layout for layout in KNOWN_LAYOUTS if layout.is_stacked))
-    with pytest.raises(UnexpectedTensor, match=r"is U8 \[3, 768, 256\], not U8 or I8 \[2, 768, 256\]"):
-        read(folder, model=replace(MODEL, experts=2))
+@pytest.mark.parametrize("experts", [2, 3])
+def test_an_expert_behind_a_gap_is_not_passed_over(checkpoint: Path, experts: int) -> None:
+    keep_experts(checkpoint, {0: 0, 1: 1, 2: 7})
+    with pytest.raises(ExpertsDiffer, match=rf"has the experts 0\.\.1, 7, the model {experts} experts"):
+        read(checkpoint, model=replace(MODEL, experts=experts))
+    # With room for it the numbers in between are what is missing.
+    with pytest.raises(TensorMissing) as caught:
+        read(checkpoint, model=replace(MODEL, experts=8))
+    assert caught.value.expert == 2
+
+
+@pytest.mark.parametrize("experts", [2, 4])
+def test_another_number_of_stacked_experts_than_the_model_has_is_refused(tmp_path: Path, experts: int) -> None:
+    folder = write(tmp_path / "checkpoint", layout=STACKED)
+    with pytest.raises(ExpertsDiffer, match=rf"has 3, the model {experts} experts"):
+        read(folder, model=replace(MODEL, experts=experts))
+
+
+def test_one_stacked_tensor_with_another_number_of_experts_has_a_wrong_shape(tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoint", layout=STACKED)
+    spoil_checkpoint(folder, "wrong-shape", STACKED.w2.scale.format(layer=39))
+    with pytest.raises(UnexpectedTensor, match=r"is U8 \[2, 512, 12\], not U8 or F8_E8M0 \[3, 512, 12\]"):
+        read(folder)
 
 
 @pytest.mark.parametrize(
-    ("defect", "found"),
-    [("wrong-shape", r"U8 \[511, 12\]"), ("wrong-dtype", r"I16 \[512, 12\]")],
+    ("defect", "found", "error", "status", "hint"),
+    [
+        ("wrong-shape", r"U8 \[511, 12\]", UnexpectedTensor, 2, "--model FILE"),
+        ("wrong-dtype", r"I16 \[512, 12\]", UnexpectedDtype, 4, "sha256sum"),
+    ],
 )
 def test_another_shape_or_type_is_refused_before_anything_is_read(
-    spoiled: Callable[[str, str], Path], defect: str, found: str
+    spoiled: Callable[[str, str], Path], defect: str, found: str, error: type[Exception], status: int, hint: str
 ) -> None:
     steps: list[int] = []
     with pytest.raises(UnexpectedTensor, match=rf"is {found}, not U8 or F8_E8M0 \[512, 12\]") as caught:
         read(spoiled(defect, DOWN_SCALE.format(expert=2)), progress=lambda done, total: steps.append(done))
     assert steps == [] and caught.value.tensor == DOWN_SCALE.format(expert=2)
+    assert type(caught.value) is error and caught.value.exit_code == status and hint in str(caught.value)
+
+
+def test_another_type_of_another_shape_is_another_model(checkpoint: Path) -> None:
+    tensor = DOWN_SCALE.format(expert=2)
+    spoil_checkpoint(checkpoint, "wrong-dtype", tensor)
+    spoil_checkpoint(checkpoint, "wrong-shape", tensor)
+    with pytest.raises(UnexpectedTensor) as caught:
+        read(checkpoint)
+    assert type(caught.value) is UnexpectedTensor
 
 
 def test_codes_are_not_taken_for_scales(checkpoint: Path) -> None:
@@ -353,7 +409,7 @@ def test_codes_are_not_taken_for_scales(checkpoint: Path) -> None:
     shard = open_checkpoint(checkpoint).shards[tensor]
     tensors = {name: held.clone() for name, held in load_file(shard).items()}
     save_file(tensors | {tensor: tensors[tensor].view(torch.float8_e8m0fnu)}, shard)
-    with pytest.raises(UnexpectedTensor, match=r"is F8_E8M0 \[512, 192\], not U8 or I8"):
+    with pytest.raises(UnexpectedDtype, match=r"is F8_E8M0 \[512, 192\], not U8 or I8"):
         read(checkpoint)
 
 
@@ -398,6 +454,47 @@ def test_a_shard_with_another_header_is_refused(
     shard.write_bytes(change(shard.read_bytes()))
     with pytest.raises(DamagedShard, match=reason):
         read(checkpoint)
+
+
+POINTER = b"""version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 12345
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "shown", "is_pointer", "command"),
+    [
+        (POINTER, "version https://git-lfs.github.com/spec/v1", True, "git lfs pull"),
+        (b"<!DOCTYPE html>\n<title>Sign in</title>", "<!DOCTYPE html>", False, "head "),
+        (b"404", "404", False, "head "),
+        (b"x" * 59 + "\N{GREEK SMALL LETTER ALPHA}".encode(), "x" * 59, False, "head "),
+    ],
+)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_text_in_place_of_a_shard_is_named(
+    tmp_path: Path, shards: int, content: bytes, shown: str, is_pointer: bool, command: str
+) -> None:
+    folder = write(tmp_path / "checkpoint", shards=shards)
+    shard = open_checkpoint(folder).shards[DOWN_SCALE.format(expert=2)]
+    shard.write_bytes(content)
+    with pytest.raises(ShardIsText) as caught:
+        read(folder)
+    assert (caught.value.shard, caught.value.is_pointer, caught.value.exit_code) == (str(shard), is_pointer, 4)
+    assert shown in str(caught.value) and command in str(caught.value)
+
+
+def test_a_header_longer_than_safetensors_reads_is_no_header(checkpoint: Path) -> None:
+    shard = open_checkpoint(checkpoint).shards[DOWN_SCALE.format(expert=2)]
+    length = 100_000_001
+    with shard.open("r+b") as file:  # a hole: it takes no room
+        file.write(length.to_bytes(8, "little"))
+        file.truncate(8 + length)
+    tracemalloc.start()
+    with pytest.raises(DamagedShard, match="header would have 100000001 bytes, and has 100000000 at most"):
+        read(checkpoint)
+    assert tracemalloc.get_traced_memory()[1] < length // 10
+    tracemalloc.stop()
 
 
 def test_a_header_that_contradicts_itself_is_refused(checkpoint: Path) -> None:

@@ -1,8 +1,5 @@
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,63 +12,17 @@ from planfreeze.target import target
 
 DS41 = {"hidden": 5120, "intermediate": 576, "top_k": 6}
 VARIANTS = tuple((id_bits, csf_inline) for id_bits in (32, 64) for csf_inline in (False, True))
-COMPILE = """
-import sys
-from pathlib import Path
-import planfreeze
-from planfreeze.compilers.cute import compile_program
-from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload, micro_fc1
-from planfreeze.target import target
-
-arch, hidden, intermediate, top_k, *variants = sys.argv[1:]
-assert Path(planfreeze.__file__).parent.parent == Path(sys.path[0])
-for variant in variants:
-    id_bits, csf_inline = variant.split("-")
-    payload = MicroFc1Payload(
-        hidden=int(hidden),
-        intermediate=int(intermediate),
-        top_k=int(top_k),
-        id_bits=int(id_bits),
-        csf_inline=csf_inline == "True",
-    )
-    definition = micro_fc1.define(payload, target(arch))
-    program = compile_program(definition.source, definition.arguments, target(arch))
-    Path(f"{variant}.cubin").write_bytes(program.cubin)
-"""
 
 
 def make_payload(**changes):
     return MicroFc1Payload(**{**DS41, "id_bits": 32, **changes})
 
 
-def compile_variants(folder, root, arch="sm_90a", hash_seed="0", variants=VARIANTS):
-    """Compile ds41 variants in a process of their own; return their cubins' paths by variant."""
-    names = [f"{id_bits}-{csf_inline}" for id_bits, csf_inline in variants]
-    geometry = [str(size) for size in DS41.values()]
-    code = f"import sys; sys.path.insert(0, {str(root)!r})\n{COMPILE}"
-    dumps = folder / "dumps"
-    dumps.mkdir()
-    environment = {
-        **os.environ,
-        "CUTE_DSL_ARCH": arch,
-        "CUTE_DSL_DUMP_DIR": str(dumps),
-        "PYTHONHASHSEED": hash_seed,
-    }
-    subprocess.run([sys.executable, "-c", code, arch, *geometry, *names], cwd=folder, env=environment, check=True)
-    return {variant: folder / f"{name}.cubin" for variant, name in zip(variants, names, strict=True)}
-
-
-def run_cuobjdump(option, cubin):
-    triton = pytest.importorskip("triton")
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    found = subprocess.run([tool, option, cubin], capture_output=True, text=True, check=True)
-    return found.stdout + found.stderr
-
-
-@pytest.fixture(scope="module")
-def cubins(tmp_path_factory):
-    root = Path(planfreeze.__file__).parent.parent
-    return compile_variants(tmp_path_factory.mktemp("cubins"), root)
+def compile_variant(compile_cute, id_bits, csf_inline, **process):
+    """Compile a variant for sm_90a."""
+    definition = micro_fc1.define(make_payload(id_bits=id_bits, csf_inline=csf_inline), target("sm_90a"))
+    pointers = sum(argument.is_pointer for argument in definition.arguments)
+    return compile_cute(definition.source, "sm_90a", pointers, 2, **process)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +110,10 @@ def test_shared_memory_fits_the_blocks_the_registers_are_limited_for(arch, csf_i
 
 
 @pytest.mark.parametrize(("id_bits", "csf_inline"), VARIANTS)
-def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(cubins, id_bits, csf_inline):
-    sass = run_cuobjdump("-sass", cubins[id_bits, csf_inline])
+def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(
+    compile_cute, cuobjdump, id_bits, csf_inline
+):
+    sass = cuobjdump(compile_variant(compile_cute, id_bits, csf_inline).cubin, "-sass")
     counts = {name: len(re.findall(name, sass)) for name in ("QGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")}
     # Four groups of two products. More pairs than groups would mean that the products are serialised.
     assert counts == {"QGMMA": 8, "WARPGROUP.ARRIVE": 4, "WARPGROUP.DEPBAR": 4}
@@ -169,17 +122,21 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(cubi
 
 
 @pytest.mark.parametrize(("id_bits", "csf_inline"), VARIANTS)
-def test_sm_90a_registers_fit_four_blocks(cubins, id_bits, csf_inline):
-    usage = run_cuobjdump("-res-usage", cubins[id_bits, csf_inline])
+def test_sm_90a_registers_fit_four_blocks(compile_cute, cuobjdump, id_bits, csf_inline):
+    usage = cuobjdump(compile_variant(compile_cute, id_bits, csf_inline).cubin, "-res-usage")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     assert registers <= 96 and stack == 0
     (symbol,) = re.findall(r"Function (\S+):", usage)
     assert re.fullmatch(r"kernel_cutlass_kernel_MicroFc1_+0", symbol)
 
 
-def test_cubins_do_not_depend_on_path_process_or_hash_seed(cubins, tmp_path):
+def test_cubins_do_not_depend_on_path_process_or_hash_seed(compile_cute, tmp_path):
     package = Path(planfreeze.__file__).parent
     shutil.copytree(package, tmp_path / "planfreeze", ignore=shutil.ignore_patterns("__pycache__"))
-    again = compile_variants(tmp_path, tmp_path, hash_seed="1234")
-    assert {v: path.read_bytes() for v, path in again.items()} == {v: path.read_bytes() for v, path in cubins.items()}
-    assert len({path.read_bytes() for path in cubins.values()}) == len(VARIANTS)
+    contents = set()
+    for variant in VARIANTS:
+        here = compile_variant(compile_cute, *variant).cubin
+        elsewhere = compile_variant(compile_cute, *variant, fresh=1234, root=tmp_path).cubin
+        assert here != elsewhere and here.read_bytes() == elsewhere.read_bytes()
+        contents.add(here.read_bytes())
+    assert len(contents) == len(VARIANTS)

@@ -1,16 +1,9 @@
-"""The sm_90a kernel of ``micro_fc2``, run lane by lane in Python, over the machine of the tests of ``micro_fc1``."""
-
-import importlib.util
-import inspect
-import sys
-from pathlib import Path
-from types import SimpleNamespace
+"""The sm_90a kernel of ``micro_fc2``, run lane by lane in Python."""
 
 import numpy as np
+import pytest
 import torch
 
-from planfreeze.kernels.mma import scales_sm_90a, sm_90a
-from planfreeze.kernels.moe import micro_fc2_sm_90a_cute
 from planfreeze.kernels.moe.geometry import intermediate_bytes, intermediate_scale_offset, padded_width
 from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload, micro_fc2
 from planfreeze.kernels.moe.reference import (
@@ -25,63 +18,10 @@ from planfreeze.kernels.scales.inline import encode
 from planfreeze.kernels.scales.native import native_plane
 from planfreeze.target import target
 
+pytest.importorskip("cutlass")
+
 ARCH = "sm_90a"
 EXPERTS = 3
-
-
-def load_machine():
-    """Load the lane machine from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("lanes", Path(__file__).with_name("test_micro_fc1_lanes.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-lanes = load_machine()
-
-
-class Block(lanes.Block):
-    """The machine's block, with the instruction only this kernel has."""
-
-    def instructions(self):
-        made = super().instructions()
-        made.load_shared_half = lambda address: np.uint32(self.read(self.shared, address, np.uint16, 1)[0])
-        return made
-
-
-def run_kernel(monkeypatch, payload, blocks, memory, parameters):
-    """Run the kernel of a payload over global memory."""
-    source = micro_fc2.define(payload, target(ARCH)).source
-    modules = (micro_fc2_sm_90a_cute, sm_90a, scales_sm_90a)
-    kinds = {"Int32": np.int32, "Int64": np.int64, "Uint32": np.uint32}
-    dsl = SimpleNamespace(
-        range=lambda *bounds, unroll: range(*(int(bound) for bound in bounds)),
-        range_constexpr=range,
-        const_expr=bool,
-        min=min,
-        Uint8=None,
-    )
-    for module in modules:
-        for name, kind in kinds.items():
-            monkeypatch.setattr(module, name, lambda value, kind=kind: lanes.wrap(value, kind), raising=False)
-        monkeypatch.setattr(module, "Float32", np.float32, raising=False)
-        monkeypatch.setattr(module, "cutlass", dsl)
-        # What the DSL would trace runs as written.
-        for name, value in list(vars(module).items()):
-            if inspect.isfunction(value):
-                monkeypatch.setattr(module, name, inspect.unwrap(value))
-            elif inspect.isclass(value) and value.__module__ == module.__name__:
-                for method, function in list(vars(value).items()):
-                    if inspect.isfunction(function) and method != "__init__":
-                        monkeypatch.setattr(value, method, inspect.unwrap(function))
-    for index in range(blocks):
-        kernel = micro_fc2_sm_90a_cute.MicroFc2(launch=source.launch, **dict(source.constants))
-        block = Block(memory, source.launch.shared_bytes, seed=index)
-        for module in modules:
-            monkeypatch.setattr(module, "ptx", block.instructions())
-            monkeypatch.setattr(module, "cute", block.language(index, blocks))
-        block.run(lambda kernel=kernel: kernel.kernel(parameters))
 
 
 class Problem:
@@ -133,13 +73,13 @@ class Problem:
             return tuple(part.numpy() for part in encode(self.geometry, self.plane).parts())
         return (self.plane.numpy(),)
 
-    def run(self, monkeypatch, *, csf_inline, id_bits, blocks, padding=0x00):
+    def run(self, lane_machine, *, csf_inline, id_bits, blocks, padding=0x00):
         """Return the route rows as bf16 bits."""
         payload = MicroFc2Payload(
             hidden=self.hidden, intermediate=self.intermediate, id_bits=id_bits, csf_inline=csf_inline
         )
         output = np.full((self.ids.size, self.hidden), 0xFFFF, dtype=np.uint16)
-        parts = (
+        tensors = (
             self.buffer(padding=padding),
             pack_w2(torch.from_numpy(self.codes), ARCH).numpy(),
             *self.storage(csf_inline),
@@ -148,11 +88,8 @@ class Problem:
             self.alpha,
             output,
         )
-        memory, addresses = lanes.place(parts)
-        scalars = (np.int32(self.ids.size), np.int32(EXPERTS), np.int32(self.rows))
-        with monkeypatch.context() as patch:
-            run_kernel(patch, payload, blocks, memory, (*(np.int64(address) for address in addresses), *scalars))
-        return memory[addresses[-1] : addresses[-1] + output.nbytes].view(np.uint16).reshape(output.shape)
+        source = micro_fc2.define(payload, target(ARCH)).source
+        return lane_machine.run(source, blocks, tensors, (self.ids.size, EXPERTS, self.rows))
 
     def check(self, found):
         """Compare bf16 bits with float64; rows of invalid experts are zeros."""
@@ -169,40 +106,40 @@ class Problem:
             assert (np.abs(values - expected) <= 2.0**-8 * np.abs(expected) + 1e-5 * np.abs(expected).max()).all()
 
 
-def test_both_storages_give_the_same_rows(monkeypatch):
+def test_both_storages_give_the_same_rows(lane_machine):
     # A K64 tail; seven or eight tasks per block with one and two invalid pairs between valid ones.
     problem = Problem(intermediate=192, ids=(2, 7, 0, -1, -5, 1, 1, 2))
     tiles = problem.storage(csf_inline=True)[0].reshape(-1, 96)
     headers = tiles[:, 64:68].copy().view(np.uint32).ravel()
     assert 0 in headers and ((headers >= 1) & (headers <= 7)).any() and (headers >> 31).any()
-    native = problem.run(monkeypatch, csf_inline=False, id_bits=32, blocks=2)
-    inline = problem.run(monkeypatch, csf_inline=True, id_bits=64, blocks=1)
+    native = problem.run(lane_machine, csf_inline=False, id_bits=32, blocks=2)
+    inline = problem.run(lane_machine, csf_inline=True, id_bits=64, blocks=1)
     assert (native == inline).all()
     problem.check(native)
 
 
-def test_tasks_of_one_step(monkeypatch):
+def test_tasks_of_one_step(lane_machine):
     # Only a tail: the row bases of the next task land while this one's are in use, and the ring spans four tasks.
     problem = Problem(intermediate=64, ids=(1, 0, 3, 2))
-    native = problem.run(monkeypatch, csf_inline=False, id_bits=64, blocks=1)
-    inline = problem.run(monkeypatch, csf_inline=True, id_bits=32, blocks=1)
+    native = problem.run(lane_machine, csf_inline=False, id_bits=64, blocks=1)
+    inline = problem.run(lane_machine, csf_inline=True, id_bits=32, blocks=1)
     assert (native == inline).all()
     problem.check(native)
 
 
-def test_whole_k_tiles_only(monkeypatch):
+def test_whole_k_tiles_only(lane_machine):
     problem = Problem(intermediate=128, ids=(1, 4, 2), rows=3)
-    problem.check(problem.run(monkeypatch, csf_inline=False, id_bits=32, blocks=1))
+    problem.check(problem.run(lane_machine, csf_inline=False, id_bits=32, blocks=1))
 
 
-def test_padding_columns_are_not_used(monkeypatch):
+def test_padding_columns_are_not_used(lane_machine):
     # In the kernel's input they are zero; here they are NaN, as are the stages' bytes the tail leaves alone.
     problem = Problem(intermediate=64, ids=(2, 1))
     for csf_inline in (False, True):
-        problem.check(problem.run(monkeypatch, csf_inline=csf_inline, id_bits=32, blocks=1, padding=0x7F))
+        problem.check(problem.run(lane_machine, csf_inline=csf_inline, id_bits=32, blocks=1, padding=0x7F))
 
 
-def test_block_with_invalid_tasks_only(monkeypatch):
+def test_block_with_invalid_tasks_only(lane_machine):
     # Blocks 0 and 1 get the tiles of pairs 0 and 2, blocks 2 and 3 those of the invalid pair 1.
     problem = Problem(intermediate=64, ids=(0, 3, 1))
-    problem.check(problem.run(monkeypatch, csf_inline=True, id_bits=32, blocks=4))
+    problem.check(problem.run(lane_machine, csf_inline=True, id_bits=32, blocks=4))

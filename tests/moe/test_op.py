@@ -25,7 +25,7 @@ from planfreeze.errors import (
     SessionState,
     UnplannedProgram,
     UnsuitableExperts,
-    WrongArch,
+    WrongDevice,
 )
 from planfreeze.kernels.moe import reference, reference_grouped
 from planfreeze.kernels.moe.experts import PreparedExperts, prepare_experts
@@ -487,7 +487,7 @@ def test_experts_of_another_geometry_are_refused(frozen: Session, weights: Weigh
 
 
 def test_a_device_of_another_architecture_than_the_plan_is_refused(frozen: Session, weights: Weights) -> None:
-    with pytest.raises(WrongArch, match="reference device"):
+    with pytest.raises(WrongDevice, match="reference device"):
         bind(plan(arch="sm_120a"), frozen, weights.prepare("inline", arch="sm_120a"))
 
 
@@ -519,8 +519,18 @@ def test_a_workspace_that_does_not_fit_is_refused(
 def test_experts_elsewhere_than_the_programs_are_refused(frozen: Session, weights: Weights) -> None:
     experts = weights.prepare("native")
     moved = dataclasses.replace(experts, w13=experts.w13.to("meta"))
-    with pytest.raises(InvalidArgument, match="experts are on meta"):
+    with pytest.raises(InvalidArgument, match="argument w13 is on meta"):
         bind(plan("native"), frozen, moved)
+
+
+@pytest.mark.parametrize("change", [{"w2": lambda w2: w2[:2]}, {"w2": lambda w2: w2.to("meta")}])
+def test_every_tensor_of_the_experts_is_checked_when_they_are_bound(
+    frozen: Session, weights: Weights, change: dict[str, Callable[[Tensor], Tensor]]
+) -> None:
+    experts = weights.prepare("native")
+    ((name, spoil),) = change.items()
+    with pytest.raises(InvalidArgument, match="argument w2"):
+        bind(plan("native"), frozen, dataclasses.replace(experts, **{name: spoil(getattr(experts, name))}))
 
 
 def test_layers_share_a_workspace(make_layer: Callable[..., MoELayer], weights: Weights) -> None:
@@ -599,7 +609,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(make_layer: Callable[..., M
 
 def test_the_operator_is_traced_on_tensors_without_memory() -> None:
     x, ids, factors = (value.to("meta") for value in inputs(7))
-    found = moe_micro(x, ids, factors, 123)
+    found = moe_micro(x, ids, factors, torch.tensor(123))
     assert (found.shape, found.dtype, found.device.type) == (x.shape, x.dtype, "meta")
 
 
@@ -615,7 +625,7 @@ def test_a_whole_graph_of_layers_is_compiled_once_for_all_handles_and_token_coun
         return graph.forward
 
     @torch.compile(fullgraph=True, backend=keep, dynamic=True)
-    def call(x: Tensor, ids: Tensor, factors: Tensor, handle: int) -> Tensor:
+    def call(x: Tensor, ids: Tensor, factors: Tensor, handle: Tensor) -> Tensor:
         return moe_micro(x * 2, ids, factors, handle) + 1
 
     torch._dynamo.reset()
@@ -636,13 +646,62 @@ def test_the_operator_traces_under_inference_mode_with_the_eager_backend(
         assert same_bits(call(x, ids, factors), layer.run(x, ids, factors))
 
 
+def test_layers_as_modules_compile_to_one_graph(make_layer: Callable[..., MoELayer]) -> None:
+    class Block(torch.nn.Module):
+        def __init__(self, layer: MoELayer) -> None:
+            super().__init__()
+            self.handle = layer.handle
+
+        def forward(self, x: Tensor, ids: Tensor, factors: Tensor) -> Tensor:
+            return moe_micro(x, ids, factors, self.handle)
+
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    layers = [make_layer() for _ in range(12)]
+    values = inputs(3)
+    for layer in layers:
+        block = Block(layer)
+        block.compile(fullgraph=True, backend=keep)
+        assert same_bits(block(*values), layer.run(*values))
+    assert len(graphs) <= 2
+
+
+def test_a_copy_of_a_layer_has_a_handle_of_its_own(make_layer: Callable[..., MoELayer]) -> None:
+    layer = make_layer()
+    copied = dataclasses.replace(layer)
+    assert copied.handle != layer.handle
+    del copied
+    gc.collect()
+    moe_micro(*inputs(1), layer.handle)
+
+
+def test_tensors_in_the_workspace_are_refused(make_layer: Callable[..., MoELayer]) -> None:
+    layer = make_layer()
+    x, ids, factors = inputs(2)
+    inside = layer.scratch.route_output[: x.numel()].view(x.shape)
+    with pytest.raises(InvalidArgument, match="out lies in the workspace"):
+        layer.run(x, ids, factors, out=inside)
+
+
+def test_the_result_may_replace_the_input(make_layer: Callable[..., MoELayer]) -> None:
+    layer = make_layer()
+    x, ids, factors = inputs(4)
+    wanted = layer.run(x, ids, factors)
+    assert same_bits(layer.run(x, ids, factors, out=x), wanted)
+
+
 def test_a_handle_lives_as_long_as_its_layer(make_layer: Callable[..., MoELayer]) -> None:
     layer, other = make_layer(), make_layer()
     handle = layer.handle
     assert handle != other.handle
     del layer
     gc.collect()
-    with pytest.raises(LayerReleased, match=f"handle {handle}"):
+    with pytest.raises(LayerReleased, match=f"handle {int(handle)}"):
         moe_micro(*inputs(1), handle)
     moe_micro(*inputs(1), other.handle)
 

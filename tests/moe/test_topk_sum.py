@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from planfreeze.errors import UnsupportedGeometry
+from planfreeze.errors import InvalidPayload
 from planfreeze.family import CuteSource, family_of
 from planfreeze.kernels.moe.reference import sum_routes
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload, topk_sum
@@ -50,5 +50,5 @@ def test_arguments_and_grid_follow_the_live_tokens():
 
 @pytest.mark.parametrize(("hidden", "top_k"), [(300, 6), (256, 0), (256, 33)])
 def test_sizes_out_of_range_are_refused(hidden, top_k):
-    with pytest.raises(UnsupportedGeometry):
+    with pytest.raises(InvalidPayload):
         TopkSumPayload(hidden=hidden, top_k=top_k)

@@ -88,10 +88,10 @@ def test_launch_rules(payload: ExpandPayload, tiles: int, blocks: int, storage_b
     assert native.elements({"tiles": tiles}) == native_bytes
 
 
-def test_more_tiles_than_the_plane_has_ask_for_a_longer_plane() -> None:
-    native = define(BOTH_TAILS).arguments[1]
+def test_more_tiles_than_the_plane_has_are_refused() -> None:
+    _, native, tiles = define(BOTH_TAILS).arguments
     assert native.elements({"tiles": 1}) == 3 * 6400
-    assert native.elements({"tiles": 55}) == 4 * 6400
+    assert tiles.maximum == 3 * BOTH_TAILS.geometry.tiles
 
 
 def test_the_source_is_named_by_geometry_alone() -> None:

@@ -1,31 +1,44 @@
 """The tools for checkpoints: what is generated has the published statistics, and what is damaged is reported."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from planfreeze.builds import build_plans
+from planfreeze.cache.store import Store
+from planfreeze.errors import ArmsDiffer, OutputNotFinite, UnavailableArm, UnservedCapacity
 from planfreeze.kernels.moe.checkpoint_layouts import KNOWN_LAYOUTS
 from planfreeze.kernels.moe.checkpoints import open_checkpoint, read_layer
 from planfreeze.kernels.moe.rules import shard
-from planfreeze.models import Model, load_model
+from planfreeze.models import Model, PlanOptions, load_model
+from planfreeze.plans import make_plan
+from planfreeze.process_session import session
+from planfreeze.target import target
 
 TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.append(str(TOOLS))
 generate_checkpoint = import_module("generate_checkpoint")
 validate_checkpoint = import_module("validate_checkpoint")
+validate_arms = import_module("validate_arms")
 defects = import_module("checkpoint_defects")
 
 SMALL = Model(name="small", hidden=512, intermediate=384, experts=3, top_k=2, weight_format="mxfp4_csf")
 RECIPE = generate_checkpoint.Recipe(model=SMALL, layers=(0, 39), seed=5)
 REAL = generate_checkpoint.Recipe(model=load_model("ds41"), layers=tuple(range(40)), seed=1)
+FIRST_UP = "model.layers.0.mlp.experts.0.up_proj"
 DOWN_SCALE = "model.layers.39.mlp.experts.1.down_proj.weight_scale"
 
 
@@ -172,7 +185,7 @@ def test_every_layer_and_rank_is_validated(checkpoint: Path, capsys: pytest.Capt
         ("missing-tensor", "TensorMissing", 4),
         ("missing-from-shard", "TensorMissing", 4),
         ("wrong-shape", "UnexpectedTensor", 2),
-        ("wrong-dtype", "UnexpectedTensor", 2),
+        ("wrong-dtype", "UnexpectedDtype", 4),
         ("cut-shard", "TruncatedShard", 4),
         ("missing-shard", "ShardMissing", 4),
     ],
@@ -214,7 +227,32 @@ def test_storage_that_decodes_to_something_else_is_reported(
     monkeypatch.setattr(validate_checkpoint, "decode", decode)
     status, out, err = validate(checkpoint, "--layers", "0", "--ranks", "1", capsys=capsys)
     assert status == 4 and "ScalesDiffer" in out
-    assert "expert 1, native offset 77" in err
+    assert "expert 1, native offset 77" in err and "inline storage decodes to" in err
+
+
+@pytest.mark.parametrize("part", ["selectors", "bases", "exceptions"])
+def test_a_batch_that_decodes_to_something_else_is_reported(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def encode(*given: object, **options: object) -> object:
+        batch = real(*given, **options)
+        # One bit: the lowest of the first base or selectors, or of the byte of the first exception.
+        changed = getattr(batch, part).view(torch.uint8).flatten()
+        changed[3 if part == "exceptions" else 0] ^= 1
+        return batch
+
+    real = validate_checkpoint.csf_batch.encode
+    monkeypatch.setattr(validate_checkpoint.csf_batch, "encode", encode)
+    status, out, err = validate(checkpoint, "--layers", "0", "--ranks", "1", capsys=capsys)
+    assert status == 4 and "ScalesDiffer" in out and "the CSF batch decodes to" in err
+
+
+def test_the_size_of_the_batch_is_reported(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = validate(checkpoint, "--json", "--layers", "0", "--ranks", "0", capsys=capsys)
+    found = json.loads(out)["layers"][0]
+    for part, rows, columns in (("w13", 384, 16), ("w2", 512, 6)):
+        parts = rows + rows * columns // 8 + 8 * 2  # bases, selectors, the ends of one region
+        assert found[part]["batch_bytes"] == SMALL.experts * parts + 4 * found[part]["exceptions"]
 
 
 def test_a_plane_that_does_not_give_the_scales_back_is_reported(
@@ -236,6 +274,12 @@ def test_a_plane_that_does_not_give_the_scales_back_is_reported(
         (["{path}", "--model", "{path}/model.toml", "--layers", "7"], 2, "layer 7"),
         (["{path}", "--model", "{path}/model.toml", "--tp", "2", "--ranks", "2"], 2, "rank 2 is not one of"),
         (["{path}/none", "--model", "ds41"], 3, "no checkpoint"),
+        pytest.param(
+            ["{path}", "--model", "{path}/model.toml", "--tp", "2", "--store", "{path}"],
+            6,
+            "no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device"),
+        ),
     ],
 )
 def test_what_cannot_be_validated_ends_with_its_status(
@@ -243,6 +287,22 @@ def test_what_cannot_be_validated_ends_with_its_status(
 ) -> None:
     assert validate_checkpoint.main([text.format(path=checkpoint) for text in arguments]) == status
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--device", "meta"], "cpu, cuda or cuda:N"),
+        (["--device", "toaster"], "cpu, cuda or cuda:N"),
+        (["--device", "cpu", "--store", "anywhere"], "--device cpu runs none"),
+    ],
+)
+def test_a_device_that_computes_nothing_ends_with_2(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], options: list[str], reason: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        validate(checkpoint, *options, capsys=capsys)
+    assert caught.value.code == 2 and reason in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
@@ -275,6 +335,12 @@ def test_an_interrupt_ends_with_130(
         (["--shards", "0"], "at least 1"),
         (["--experts", "0"], "at least 1"),
         (["--defect", "rust"], "invalid choice"),
+        (["--experts", "1", "--defect", "cut-index", "--shards", "1"], "--shards 1 writes none"),
+        (["--experts", "1", "--shards", "8"], "there are 7 tensors"),
+        (["--experts", "1", "--defect", "nan-scale", "--tensor", f"{FIRST_UP}.weight"], "holds no scales"),
+        (["--experts", "1", "--defect", "nan-scale", "--tensor", "model.norm.weight"], "holds no scales"),
+        (["--experts", "1", "--defect", "cut-shard", "--tensor", f"{FIRST_UP}.wait"], "no such tensor"),
+        (["--experts", "1", "--tensor", f"{FIRST_UP}.weight"], "say how with --defect"),
     ],
 )
 def test_the_generator_refuses_what_it_cannot_write(
@@ -284,6 +350,61 @@ def test_the_generator_refuses_what_it_cannot_write(
         generate_checkpoint.main([str(tmp_path / "new"), "--model", "ds41", *options])
     assert caught.value.code == 2 and reason in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def generate(folder: Path, *options: str) -> int:
+    model = folder.parent / "small.toml"
+    model.write_text(generate_checkpoint.describe_model(SMALL))
+    return generate_checkpoint.main([str(folder), "--model", str(model), *options])
+
+
+@pytest.mark.parametrize("layout", [layout.name for layout in KNOWN_LAYOUTS])
+def test_a_nan_scale_is_made_in_the_first_scales(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    assert generate(tmp_path / "new", "--defect", "nan-scale", "--layout", layout) == 0
+    capsys.readouterr()
+    status, _, err = validate(tmp_path / "new", capsys=capsys)
+    assert status == 4 and "is 255, the NaN of E8M0" in err
+
+
+@pytest.mark.parametrize("defect", [name for name in defects.DEFECTS if name != "cut-index"])
+@pytest.mark.parametrize("shards", ["1", "19"])
+def test_every_defect_is_refused_by_the_reader(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], defect: str, shards: str
+) -> None:
+    assert generate(tmp_path / "new", "--defect", defect, "--shards", shards) == 0
+    assert validate(tmp_path / "new", capsys=capsys)[0] in (2, 3, 4)
+
+
+def test_the_model_is_described_whole(tmp_path: Path) -> None:
+    model = replace(SMALL, activation_limit=1.5, fast_math=True, id_types=("int64",), capacities=(8, 64), default_tp=2)
+    (tmp_path / "model.toml").write_text(generate_checkpoint.describe_model(model))
+    found = load_model(str(tmp_path / "model.toml"))
+    for field in fields(Model):
+        value = getattr(found, field.name)
+        assert (tuple(value) if isinstance(value, list) else value) == getattr(model, field.name), field.name
+
+
+@pytest.mark.parametrize("place", ["file/new", "x" * 300])
+def test_a_folder_that_cannot_be_made_ends_with_6(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = ["--model", "ds41", "--experts", "1"]
+    assert generate_checkpoint.main([str(tmp_path / place), *arguments]) == 6
+    assert "cannot be written: " in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_with_6(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    (tmp_path / "small.toml").write_text("")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        status = generate(tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert status == 6 and "File too large" in capsys.readouterr().err
 
 
 def test_the_generator_overwrites_nothing(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,3 +432,125 @@ def run(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / tool), *map(str, arguments)]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(TOOLS.parent)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+def load_reference_device() -> ModuleType:
+    path = TOOLS.parent / "tests" / "moe" / "reference_device.py"
+    spec = spec_from_file_location("reference_device", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+reference_device = load_reference_device()
+TINY = replace(SMALL, name="tiny", hidden=256, intermediate=128, experts=40, activation_limit=1.5, capacities=(8,))
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory: pytest.TempPathFactory, toolchains: Path) -> Iterator[object]:
+    """Real programs of both arms, frozen on a device that runs their references."""
+    path = tmp_path_factory.mktemp("arms") / "store"
+    options = PlanOptions(inline_limit=1536, arms=("inline", "native"))
+    made = make_plan(TINY, tp=2, target=target("sm_90a"), options=options)
+    assert build_plans([made], Store.open(path, writable=True), jobs=2, toolchains=toolchains).count("failed") == 0
+    with session("tiny-tp2-sm_90a", store=path, is_trusted=True) as frozen:
+        reference_device.freeze(frozen)
+        plans = validate_arms.declare_arms(TINY, tp=2, arch="sm_90a")
+        yield validate_arms.Arms(session=frozen, plans=plans)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the model of these programs, its rows gate first."""
+    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    layout = next(layout for layout in KNOWN_LAYOUTS if layout.source_order == "gate_up")
+    generate_checkpoint.write_checkpoint(folder, replace(RECIPE, model=TINY, layout=layout))
+    return folder
+
+
+def check_arms(tiny: Path, arms: object) -> list[object]:
+    reports = validate_checkpoint.validate_checkpoint(
+        open_checkpoint(tiny),
+        TINY,
+        tp=2,
+        layers=(0, 39),
+        ranks=(1,),
+        device=torch.device("cpu"),
+        progress=lambda done, total: None,
+        arms=arms,
+    )
+    return list(reports)
+
+
+def test_both_arms_compute_the_same_of_a_checkpoint(tiny: Path, arms: object) -> None:
+    driver = arms.session._device.driver
+    driver.launches.clear()
+    reports = check_arms(tiny, arms)
+    assert [(report.layer, report.error, report.equal_tokens) for report in reports] == [
+        (0, None, (1, 3, 8)),
+        (39, None, (1, 3, 8)),
+    ]
+    shown = validate_checkpoint.report_json(tiny, TINY, 2, reports)["layers"]
+    assert [entry["equal_tokens"] for entry in shown] == [[1, 3, 8], [1, 3, 8]]
+    # Twice every length reaches all 40 experts by two routes a token; each once for each arm.
+    tokens = [words["tokens"] for family, words in driver.launches if family == "topk_sum"]
+    assert tokens == [length for length in (1, 3, 8) * 4 for _ in range(2)]
+
+
+def test_every_expert_has_a_route(arms: object) -> None:
+    made = list(validate_arms.calls(arms.plans["native"], torch.device("cpu")))
+    assert {expert for _, ids, _ in made for expert in ids.flatten().tolist()} == set(range(TINY.experts))
+    assert [len(x) for x, _, _ in made] == [1, 3, 8, 1, 3, 8]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3.0])
+def test_an_arm_that_computes_something_else_is_reported(
+    tiny: Path, arms: object, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    def run_topk_sum(payload: object, values: object, words: dict[str, int]) -> None:
+        real(payload, values, words)
+        sums.append(values.out)
+        if len(sums) % 2 == 0 and words["tokens"] == 3:  # the native arm, which comes second
+            values.out[2 * TINY.hidden + 9] = value
+
+    sums: list[Tensor] = []
+    real = reference_device.KERNELS["topk_sum"]
+    monkeypatch.setitem(reference_device.KERNELS, "topk_sum", run_topk_sum)
+    error = check_arms(tiny, arms)[0].error
+    assert type(error) is (ArmsDiffer if value == 3.0 else OutputNotFinite)
+    assert (error.tokens, error.row, error.column, error.exit_code) == (3, 2, 9, 4)
+    assert "row 2, column 9" in str(error)
+
+
+def test_an_output_that_is_not_written_is_reported(tiny: Path, arms: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(reference_device.KERNELS, "topk_sum", lambda payload, values, words: None)
+    assert [type(report.error) for report in check_arms(tiny, arms)] == [OutputNotFinite] * 2
+
+
+def test_a_model_without_both_arms_is_refused() -> None:
+    with pytest.raises(UnavailableArm):
+        validate_arms.declare_arms(replace(TINY, weight_format="mxfp4"), tp=2, arch="sm_90a")
+    with pytest.raises((UnavailableArm, UnservedCapacity)):
+        validate_arms.declare_arms(TINY, tp=1, arch="sm_90a")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    "PLANFREEZE_TEST_PACK" not in os.environ,
+    reason="PLANFREEZE_TEST_PACK names no store with the plan ds41-tp4-sm_90a, all arms",
+)
+def test_a_device_computes_the_same_with_both_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "checkpoint"
+    options = ["--model", "ds41", "--layers", "0,39", "--experts", "8", "--seed", "3"]
+    assert generate_checkpoint.main([str(folder), *options]) == 0
+    capsys.readouterr()
+    given = ["--tp", "4", "--ranks", "0,3", "--store", os.environ["PLANFREEZE_TEST_PACK"], "--trust-store", "--json"]
+    status = validate_checkpoint.main([str(folder), "--model", str(folder / "model.toml"), *given])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    layers = json.loads(out)["layers"]
+    assert [(found["layer"], found["rank"]) for found in layers] == [(0, 0), (0, 3), (39, 0), (39, 3)]
+    assert all(found["exact"] and found["equal_tokens"] == [1, 3, 8] for found in layers)
+    assert max(found["w2"]["raw_tiles"] for found in layers) > 0

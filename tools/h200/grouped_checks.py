@@ -61,9 +61,7 @@ def check_route_plan(session: Session, sizes: Sizes, payload: RoutePlanPayload) 
         )
         rows, m_tiles = len(wanted.token_map), len(wanted.tile_expert)
         tables = (found.token_map, found.row_weight, found.tile_expert, found.tile_valid, found.tile_count)
-        session.program(payload).bind(
-            ids, weights, *tables, route_output, pairs, hidden, rows, m_tiles
-        ).launch()
+        session.program(payload).bind(ids, weights, *tables, route_output, pairs, hidden, rows, m_tiles).launch()
         torch.cuda.synchronize()
         live = int(wanted.tile_count)
         require(int(found.tile_count) == live, f"{int(found.tile_count)} live tiles, not {live}")
@@ -163,9 +161,7 @@ def check_split_fc2(session: Session, layer: Projection, tile_m: int) -> dict[st
         require(same_bits(found[0], found[1]), f"forms differ in {int((found[0] != found[1]).sum())} places")
         is_nowhere = ((ids < 0) | (ids >= sizes.experts)).view(-1)
         require(bool(found[0][is_nowhere].isnan().all()), "a row of a route to nowhere was written")
-        wanted = reference_grouped.split_fc2(
-            *quantised_rows, layer.codes, layer.scales, routes, pairs, alpha=alpha
-        )
+        wanted = reference_grouped.split_fc2(*quantised_rows, layer.codes, layer.scales, routes, pairs, alpha=alpha)
         live, live_wanted = found[0][~is_nowhere], wanted[~is_nowhere]
         require(bool(live.isfinite().all()) and bool(live.any()), "results are not finite, or all zero")
         errors.append(relative_l2(live, live_wanted))

@@ -1,0 +1,288 @@
+"""Lane by lane execution of the sm_90a kernels of the direct-route projections, in Python.
+
+The functions of a kernel are executed as they stand, by 160 threads per block, over the few instructions of ``ptx``
+written out here after the PTX ISA: mbarriers, bulk copies that land late and in any order over poisoned memory,
+warpgroup products with their fragment and descriptor layouts. Index errors, missing waits and deadlocks of the pipeline
+show here, without a device.
+"""
+
+import contextlib
+import importlib
+import inspect
+import random
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from planfreeze.kernels.mma import scales_sm_90a, sm_90a, tasks
+
+PATIENCE_S = 60
+SHARED_BASE = 1024
+E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
+here = threading.local()
+
+
+def wrap(value, kind):
+    """Convert an integer to a fixed width, dropping the upper bits."""
+    bits = int(value) & ((1 << (8 * np.dtype(kind).itemsize)) - 1)
+    return np.array(bits, dtype=f"u{np.dtype(kind).itemsize}").view(kind)[()]
+
+
+class Mbarrier:
+    """One mbarrier: pending arrivals and bytes of the current phase."""
+
+    def __init__(self, arrivals):
+        self.arrivals, self.pending, self.bytes, self.phase = arrivals, arrivals, 0, 0
+        self.changed = threading.Condition()
+
+    def update(self, arrivals=0, size_bytes=0):
+        with self.changed:
+            self.bytes += size_bytes
+            self.pending -= arrivals
+            assert self.pending >= 0, "more arrivals than the barrier was set up for"
+            if self.pending == 0 and self.bytes == 0:
+                self.phase, self.pending = self.phase + 1, self.arrivals
+                self.changed.notify_all()
+
+    def wait(self, parity):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.phase % 2 != parity, PATIENCE_S), "deadlock"
+
+
+class Meeting:
+    """All-to-all exchange of a warp, a warpgroup or a block."""
+
+    def __init__(self, members):
+        self.values = [None] * members
+        self.barrier = threading.Barrier(members, timeout=PATIENCE_S)
+
+    def exchange(self, index, value=None):
+        self.values[index] = value
+        self.barrier.wait()
+        found = list(self.values)
+        self.barrier.wait()
+        return found
+
+
+class Group:
+    """One wgmma group: fragments captured when it starts, shared memory read when it is waited for."""
+
+    def __init__(self, lanes):
+        self.lanes, self.results, self.lock = lanes, None, threading.Lock()
+
+    def result(self, shared, thread):
+        with self.lock:
+            if self.results is None:
+                self.results = [self.multiply(shared, b) for b in range(len(self.lanes[0][0]))]
+        quad, c = thread % 32 // 4, thread % 4
+        row = 16 * (thread // 32) + quad
+        corners = ((row, 2 * c), (row, 2 * c + 1), (row + 8, 2 * c), (row + 8, 2 * c + 1))
+        return [[np.float32(product[corner]) for corner in corners] for product in self.results]
+
+    def multiply(self, shared, b):
+        descriptors = {int(descriptor) for _, descriptor in self.lanes}
+        assert len(descriptors) == 1 and len(self.lanes) == 128
+        (descriptor,) = descriptors
+        assert descriptor >> 62 == 0, "no swizzle"
+        start, leading = (descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4
+        k, n = np.meshgrid(np.arange(32), np.arange(8), indexing="ij")
+        tokens = E4M3[shared[start + k // 16 * leading + n * 16 + k % 16]]
+        rows = np.full((64, 32), np.nan)
+        for thread, (fragments, _) in enumerate(self.lanes):
+            first, k = 16 * (thread // 32) + thread % 32 // 4, 4 * (thread % 4)
+            for register, (row, column) in enumerate(((0, 0), (8, 0), (0, 16), (8, 16))):
+                values = np.array([fragments[b][register]], dtype=np.uint32).view(np.uint8)
+                rows[first + row, column + k : column + k + 4] = E4M3[values]
+        return np.array([[np.sum(a * tokens[:, n]) for n in range(8)] for a in rows])
+
+
+class Block:
+    """One thread block: its shared memory, barriers and copy engine, and the instructions over them."""
+
+    def __init__(self, memory, shared_bytes, seed):
+        self.memory = memory
+        self.shared = np.full(SHARED_BASE + shared_bytes, 0xFF, dtype=np.uint8)
+        self.barriers, self.copies, self.errors = {}, [], []
+        self.warps, self.warpgroup, self.block = [Meeting(32) for _ in range(5)], Meeting(128), Meeting(160)
+        self.random, self.issued, self.is_over = random.Random(seed), threading.Condition(), False
+
+    def run(self, body):
+        threads = [threading.Thread(target=self.run_thread, args=(body, i), daemon=True) for i in range(160)]
+        engine = threading.Thread(target=self.land_copies, daemon=True)
+        for thread in (engine, *threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.is_over = True
+        engine.join()
+        if self.errors:
+            raise self.errors[0]
+        assert not self.copies
+
+    def run_thread(self, body, thread):
+        here.thread, here.is_elected = thread, True
+        try:
+            with np.errstate(all="ignore"):
+                body()
+        except BaseException as error:  # noqa: BLE001  # handed to run()
+            self.errors.append(error)
+            for meeting in (*self.warps, self.warpgroup, self.block):
+                meeting.barrier.abort()
+
+    def land_copies(self):
+        while not self.is_over or self.copies:
+            with self.issued:
+                if not self.copies and not self.issued.wait(0.05):
+                    continue
+                shared, data, barrier = self.copies.pop(self.random.randrange(len(self.copies)))
+            self.shared[shared : shared + data.size] = data
+            self.barriers[barrier].update(size_bytes=-data.size)
+
+    def exchange(self, value=None):
+        return self.warps[here.thread // 32].exchange(here.thread % 32, value)
+
+    @contextlib.contextmanager
+    def elect_one(self):
+        here.is_elected = here.thread % 32 == 0
+        yield
+        here.is_elected = True
+
+    def read(self, space, address, kind, count):
+        size = np.dtype(kind).itemsize * count
+        address = int(address)
+        assert address >= 0 and address + size <= space.size and address % size == 0
+        return tuple(space[address : address + size].view(kind))
+
+    def write(self, space, address, values):
+        data = np.array(values).view(np.uint8)
+        address = int(address)
+        assert address >= 0 and address + data.size <= space.size and address % data.size == 0
+        space[address : address + data.size] = data
+
+    def copy_bulk(self, shared, source, size_bytes, barrier):
+        if here.is_elected:
+            shared, source, size_bytes = int(shared), int(source), int(size_bytes)
+            assert shared % 16 == source % 16 == size_bytes % 16 == 0
+            assert source >= 0 and source + size_bytes <= self.memory.size
+            self.shared[shared : shared + size_bytes] = 0xFF
+            with self.issued:
+                data = self.memory[source : source + size_bytes].copy()
+                self.copies.append((shared, data, int(barrier)))
+                self.issued.notify()
+
+    def arrive(self, barrier, size_bytes=0):
+        if here.is_elected:
+            self.barriers[int(barrier)].update(arrivals=1, size_bytes=int(size_bytes))
+
+    def start_products(self, fragments, descriptor):
+        lanes = self.warpgroup.exchange(here.thread, (fragments, descriptor))
+        # One group object per start: the first lane makes it.
+        made = self.warpgroup.exchange(here.thread, Group(lanes) if here.thread == 0 else None)
+        return made[0]
+
+    def finish_products(self, products, pending):
+        self.warpgroup.exchange(here.thread)
+        return products.result(self.shared, here.thread)
+
+    def instructions(self):
+        """The layer ``ptx``, over this block."""
+        return SimpleNamespace(
+            init_barrier=lambda barrier, arrivals: self.barriers.setdefault(int(barrier), Mbarrier(arrivals)),
+            arrive=self.arrive,
+            arrive_expecting=self.arrive,
+            wait=lambda barrier, parity: self.barriers[int(barrier)].wait(int(parity)),
+            copy_bulk=self.copy_bulk,
+            load_shared=lambda address: self.read(self.shared, address, np.uint32, 1)[0],
+            load_shared_half=lambda address: np.uint32(self.read(self.shared, address, np.uint16, 1)[0]),
+            load_shared_x4=lambda address: self.read(self.shared, address, np.uint32, 4),
+            load_shared_f32x4=lambda address: self.read(self.shared, address, np.float32, 4),
+            store_shared_f32=lambda address, value: self.write(self.shared, address, [value]),
+            store_shared_f32x4=lambda address, values: self.write(self.shared, address, values),
+            load_global_i32=lambda address: self.read(self.memory, address, np.int32, 1)[0],
+            load_global_i64=lambda address: self.read(self.memory, address, np.int64, 1)[0],
+            load_global_f32=lambda address: self.read(self.memory, address, np.float32, 1)[0],
+            load_global_x4=lambda address: self.read(self.memory, address, np.uint32, 4),
+            store_global_bf16=lambda address, value: self.write(
+                self.memory, address, torch.tensor([value]).to(torch.bfloat16).view(torch.int16).numpy()
+            ),
+            float_of_bits=lambda word: np.array(word, dtype=np.uint32).view(np.float32)[()],
+            mul_rn=lambda a, b: np.float32(a) * np.float32(b),
+            fma_rn=lambda a, b, c: np.float32(np.float64(a) * np.float64(b) + np.float64(c)),
+            select_by_bit=lambda word, bit, one, zero: one if int(word) >> bit & 1 else zero,
+            start_products=self.start_products,
+            finish_products=self.finish_products,
+        )
+
+    def language(self, index, blocks):
+        """The parts of CuTe DSL the kernel uses."""
+        arch = SimpleNamespace(
+            thread_idx=lambda: (np.int32(here.thread), 0, 0),
+            block_idx=lambda: (np.int32(index), 0, 0),
+            grid_dim=lambda: (np.int32(blocks), 1, 1),
+            get_dyn_smem=lambda kind, alignment: SimpleNamespace(toint=lambda: SHARED_BASE),
+            mbarrier_init_fence=lambda: None,
+            sync_threads=lambda: self.block.exchange(here.thread),
+            sync_warp=self.exchange,
+            elect_one=self.elect_one,
+            shuffle_sync=lambda value, lane: self.exchange(value)[int(lane)],
+            vote_any_sync=lambda flag: any(self.exchange(bool(flag))),
+        )
+        return SimpleNamespace(arch=arch, make_rmem_tensor=lambda shape, kind: [None] * shape[0])
+
+
+def place(parts):
+    """Lay tensors out in one memory, 16-byte aligned and poison between them; return it with the addresses."""
+    memory, addresses = [np.full(256, 0xFF, dtype=np.uint8)], []
+    for part in parts:
+        data = np.ascontiguousarray(part).view(np.uint8).ravel()
+        addresses.append(sum(piece.size for piece in memory))
+        memory += [data, np.full(16 - data.size % 16 + 256, 0xFF, dtype=np.uint8)]
+    return np.concatenate(memory), addresses
+
+
+def run(source, blocks, tensors, scalars):
+    """Run the kernel of a source over tensors; return the last of them as the kernel left it."""
+    memory, addresses = place(tensors)
+    parameters = (*(np.int64(address) for address in addresses), *(np.int32(value) for value in scalars))
+    with pytest.MonkeyPatch.context() as patch:
+        run_blocks(patch, source, blocks, memory, parameters)
+    output = tensors[-1]
+    return memory[addresses[-1] : addresses[-1] + output.nbytes].view(output.dtype).reshape(output.shape)
+
+
+def run_blocks(monkeypatch, source, blocks, memory, parameters):
+    """Run all blocks, one after the other, over global memory."""
+    module_name, _, kernel_name = source.kernel.partition(":")
+    kernel_module = importlib.import_module(module_name)
+    modules = (kernel_module, sm_90a, scales_sm_90a, tasks)
+    kinds = {"Int32": np.int32, "Int64": np.int64, "Uint32": np.uint32}
+    dsl = SimpleNamespace(
+        range=lambda *bounds, unroll: range(*(int(bound) for bound in bounds)),
+        range_constexpr=range,
+        const_expr=bool,
+        min=min,
+        Uint8=None,
+    )
+    for module in modules:
+        for name, kind in kinds.items():
+            monkeypatch.setattr(module, name, lambda value, kind=kind: wrap(value, kind), raising=False)
+        monkeypatch.setattr(module, "Float32", np.float32, raising=False)
+        monkeypatch.setattr(module, "cutlass", dsl, raising=False)
+        # What the DSL would trace runs as written.
+        for name, value in list(vars(module).items()):
+            if inspect.isfunction(value):
+                monkeypatch.setattr(module, name, inspect.unwrap(value))
+            elif inspect.isclass(value) and value.__module__ == module.__name__:
+                for method, function in list(vars(value).items()):
+                    if inspect.isfunction(function) and method != "__init__":
+                        monkeypatch.setattr(value, method, inspect.unwrap(function))
+    for index in range(blocks):
+        kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
+        block = Block(memory, source.launch.shared_bytes, seed=index)
+        for module in modules:
+            monkeypatch.setattr(module, "ptx", block.instructions())
+            monkeypatch.setattr(module, "cute", block.language(index, blocks), raising=False)
+        block.run(lambda kernel=kernel: kernel.kernel(parameters))
