@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.mma.stage_sm_90a import TILE_BLOCK_BYTES, Pipeline
+from planfreeze.kernels.mma.stage_sm_90a import Pipeline
 from planfreeze.kernels.moe.geometry import (
     GROUP,
     ROW_TILE,
@@ -21,6 +21,7 @@ from planfreeze.kernels.moe.geometry import (
     row_tiles,
 )
 from planfreeze.kernels.moe.micro_act import is_limit
+from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 
@@ -156,6 +157,7 @@ def pipeline_sm_90a(*, tile_m: int, csf_inline: bool) -> TokenPipeline:
     return TokenPipeline(
         stages=STAGES_SM_90A,
         is_inline=csf_inline,
+        row_groups=2,
         activation_bytes=tile_m * K_TILE,
         activation_scale_bytes=16 * tile_m + 16,
         tokens=tile_m,

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.mma.stage_sm_90a import BARRIER_BYTES, TILE_BLOCK_BYTES, Pipeline
+from planfreeze.kernels.mma.stage_sm_90a import BARRIER_BYTES, Pipeline
 from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, intermediate_bytes, is_compact, row_tiles
+from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 

@@ -18,7 +18,7 @@ import torch
 
 def load_machine():
     """Load the lane machine from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("lanes", Path(__file__).with_name("test_micro_fc1_lanes.py"))
+    spec = importlib.util.spec_from_file_location("lanes", Path(__file__).with_name("lane_machine.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -50,6 +50,14 @@ def model_plans() -> tuple[Plan, ...]:
     return tuple(make_plan(load_model(name), tp=tp, target=target(ARCH), options=OPTIONS) for name, tp in MODELS)
 
 
+def layer_plans() -> tuple[Plan, ...]:
+    """Return the plans of the small layers that tests/gpu serves."""
+    paths = sorted((Path(__file__).resolve().parents[2] / "tests" / "gpu" / "models").glob("*.toml"))
+    return tuple(
+        make_plan(load_model(str(path)), tp=1, target=target(ARCH), options=OPTIONS, source=str(path)) for path in paths
+    )
+
+
 def expand_payload(geometry: ScaleGeometry) -> ExpandPayload:
     """Return the expansion of a few experts of a geometry."""
     return ExpandPayload(
@@ -88,7 +96,7 @@ def toolchain_file(store: Path) -> Path:
 def main() -> None:
     """Build all plans; the exit status is 1 when a program does not compile."""
     report = build_plans(
-        (*model_plans(), check_plan()),
+        (*model_plans(), check_plan(), *layer_plans()),
         Store.open(sys.argv[1], writable=True),
         jobs=len(os.sched_getaffinity(0)),
         toolchains=user_cache() / "toolchains",

@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import checks
+import grouped_checks as grouped
 import pack
 import timings
 import torch
@@ -36,7 +37,12 @@ from planfreeze.kernels.moe.act_quant import ActQuantPayload
 from planfreeze.kernels.moe.micro_act import MicroActPayload
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
 from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload
+from planfreeze.kernels.moe.route_plan import RoutePlanPayload
+from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload
+from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
+from planfreeze.kernels.scales.csf_decode import CsfDecodePayload
+from planfreeze.kernels.scales.csf_presence import CsfPresencePayload
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.models import load_model
 from planfreeze.payload import Payload
@@ -98,6 +104,9 @@ def run_checks(run: Run, store: Path) -> None:
                 run.check(program_name(payload), [payload], lambda p=payload: checks.check_expand(session, p))
         run_micro_checks(run, plan)
         torch.cuda.empty_cache()
+        run_grouped_checks(run, plan)
+        torch.cuda.empty_cache()
+    run_decode_checks(run)
     for geometry in pack.INLINE_GEOMETRIES:
         payload = pack.expand_payload(geometry)
         run.check(program_name(payload), [payload], lambda p=payload: checks.check_expand(session, p))
@@ -127,6 +136,40 @@ def run_micro_checks(run: Run, plan: Plan) -> None:
         programs = [payload for payload in of(MicroFc2Payload) if payload.id_bits == bits]
         name = f"micro_fc2 of {plan.name}, {bits}-bit ids"
         run.check(name, programs, lambda b=bits: checks.check_micro_fc2(session, layer, b))
+
+
+def run_grouped_checks(run: Run, plan: Plan) -> None:
+    """Check the kernels of a model's grouped layer, for every number of rows of a tile."""
+    session, sizes = run.session, layer_sizes(plan)
+    for payload in plan.payloads:
+        if isinstance(payload, RoutePlanPayload):
+            run.check(program_name(payload), [payload], lambda p=payload: grouped.check_route_plan(session, sizes, p))
+    for kind, make, check in (
+        (SplitFc1Payload, make_w13, grouped.check_split_fc1),
+        (SplitFc2Payload, make_w2, grouped.check_split_fc2),
+    ):
+        layer = make(sizes, checks.generator(9), exceptional_scales)
+        found = [payload for payload in plan.payloads if isinstance(payload, kind)]
+        for tile_m in dict.fromkeys(payload.tile_m for payload in found):
+            programs = [payload for payload in found if payload.tile_m == tile_m]
+            name = f"{kind.family_name} of {plan.name}, tiles of {tile_m}"
+            run.check(name, programs, lambda t=tile_m, c=check, w=layer: c(session, w, t))
+        del layer
+        torch.cuda.empty_cache()
+
+
+def run_decode_checks(run: Run) -> None:
+    """Check the decoding of scale batches of every model."""
+    session = run.session
+    for plan in pack.model_plans():
+        sizes = layer_sizes(plan)
+        for payload in plan.payloads:
+            if isinstance(payload, CsfDecodePayload):
+                call = lambda p=payload, z=sizes: grouped.check_csf_decode(session, z.experts, p)  # noqa: E731
+                run.check(program_name(payload), [payload], call)
+            elif isinstance(payload, CsfPresencePayload):
+                call = lambda p=payload, z=sizes: grouped.check_csf_presence(session, p, z)  # noqa: E731
+                run.check(program_name(payload), [payload], call)
 
 
 def layer_sizes(plan: Plan) -> Sizes:
@@ -182,6 +225,7 @@ def run_timings(session: Session, figures: dict[str, Any]) -> None:
     w2 = make_w2(sizes, checks.generator(8), serving_scales)
     figures["micro_fc1_us"] = timings.time_projection(session, w13, timings.bind_fc1)
     figures["micro_fc2_us"] = timings.time_projection(session, w2, timings.bind_fc2)
+    figures["grouped_us"] = timings.time_grouped(session, w13, w2)
 
 
 def describe_machine(session: Session) -> dict[str, Any]:

@@ -13,6 +13,13 @@ from torch import Tensor
 
 from planfreeze.kernels.moe import reference
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
+from planfreeze.kernels.moe.geometry import intermediate_bytes
+from planfreeze.kernels.moe.reference_routes import plan_routes
+from planfreeze.kernels.moe.route_plan import RoutePlanPayload
+from planfreeze.kernels.moe.routing import max_m_tiles, rows_cap
+from planfreeze.kernels.moe.rules import choose_tile_m
+from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload
+from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.kernels.scales.geometry import ScaleGeometry
@@ -117,6 +124,67 @@ def bind_fc2(session: Session, layer: Projection, ids: Tensor) -> dict[str, Call
         program = session.program(fc2_payload(sizes, 64, csf_inline=name == "inline"))
         bound = program.bind(buffer, layer.words, *scales, ids, weights, alpha, out, pairs, sizes.experts, pairs)
         calls[name] = bound.launch
+    return calls
+
+
+def time_grouped(session: Session, w13: Projection, w2: Projection) -> dict[str, Any]:
+    """Time the grouped kernels with the rules' rows of a tile, over three routings, both forms side by side."""
+    figures = {}
+    sizes = w13.sizes
+    for tokens in (64, 128, 512, 1024, 1536, 4096):
+        tile_m = choose_tile_m(ARCH, tokens)
+        arms: dict[str, list[Callable[[], None]]] = {}
+        experts_read = []
+        for seed in range(3):
+            ids = random_routes(tokens, sizes.experts, sizes.top_k, generator(100 + seed))
+            experts_read.append(ids.unique().numel())
+            for name, call in bind_grouped(session, w13, w2, ids, tile_m).items():
+                arms.setdefault(name, []).append(call)
+        timed = median_us(arms)
+        for name, layer in (("split_fc1", w13), ("split_fc2", w2)):
+            for form, scales in (("inline", layer.inline.storage), ("native", layer.native)):
+                expert_bytes = (layer.words.numel() + scales.numel()) / sizes.experts
+                timed[f"{name} {form}"]["floor_bytes"] = statistics.mean(experts_read) * expert_bytes
+        figures[str(tokens)] = {"tile_m": tile_m, **timed}
+    return figures
+
+
+def bind_grouped(
+    session: Session, w13: Projection, w2: Projection, ids: Tensor, tile_m: int
+) -> dict[str, Callable[[], None]]:
+    """Bind routing and both projections, each in both forms of scales."""
+    sizes, tokens, pairs, seed = w13.sizes, ids.shape[0], ids.numel(), generator(3)
+    factors = torch.rand(ids.shape, generator=seed, device=DEVICE)
+    routes = plan_routes(ids, factors, sizes.experts, tile_m, tokens)
+    rows = rows_cap(pairs, experts=sizes.experts, tile_m=tile_m)
+    m_tiles = max_m_tiles(pairs, experts=sizes.experts, tile_m=tile_m)
+    a8 = torch.randint(0, 120, (tokens, sizes.hidden), generator=seed, device=DEVICE, dtype=torch.uint8)
+    a_scale = torch.rand(tokens, sizes.hidden // 32, generator=seed, device=DEVICE)
+    alpha = torch.ones(sizes.experts, device=DEVICE)
+    size_bytes = intermediate_bytes(ARCH, rows, sizes.intermediate)
+    intermediate = torch.zeros(size_bytes, dtype=torch.uint8, device=DEVICE)
+    out = torch.empty(pairs, sizes.hidden, dtype=torch.bfloat16, device=DEVICE)
+    tiles = (routes.tile_expert, routes.tile_valid, routes.tile_count)
+    scratch = [torch.empty_like(table) for table in (routes.token_map, routes.row_weight, *tiles)]
+    route_plan = RoutePlanPayload(experts=sizes.experts, top_k=sizes.top_k, tile_m=tile_m, id_bits=64)
+    route = session.program(route_plan).bind(ids, factors, *scratch, out, pairs, sizes.hidden, rows, m_tiles)
+    calls = {"route_plan": route.launch}
+    for form, scales in forms(w13):
+        payload = SplitFc1Payload(
+            hidden=sizes.hidden,
+            intermediate=sizes.intermediate,
+            top_k=sizes.top_k,
+            tile_m=tile_m,
+            csf_inline=form == "inline",
+        )
+        tables = (routes.token_map, *tiles, alpha, intermediate, tokens, sizes.experts, rows, m_tiles)
+        calls[f"split_fc1 {form}"] = session.program(payload).bind(a8, a_scale, w13.words, *scales, *tables).launch
+    for form, scales in forms(w2):
+        payload2 = SplitFc2Payload(
+            hidden=sizes.hidden, intermediate=sizes.intermediate, tile_m=tile_m, csf_inline=form == "inline"
+        )
+        tables2 = (routes.token_map, routes.row_weight, *tiles, alpha, out, pairs, sizes.experts, rows, m_tiles)
+        calls[f"split_fc2 {form}"] = session.program(payload2).bind(intermediate, w2.words, *scales, *tables2).launch
     return calls
 
 
