@@ -88,6 +88,14 @@ def test_every_program_of_the_evidence_says_what_it_was_compared_with() -> None:
         assert program.get("relative_l2_max", 0) <= program.get("tolerance", 4e-3)
 
 
+def test_whole_layers_were_run_with_all_arms() -> None:
+    layers = EVIDENCE["layers"]
+    assert {"ds41-tp4-sm_90a", "layer_1024_320-tp1-sm_90a", "layer_512_256-tp1-sm_90a"} <= layers.keys()
+    for by_tokens in layers.values():
+        assert {"1", "8", "17", "64", "512", "1536", "2048"} == by_tokens.keys()
+        assert all(found["relative_l2"] <= 4e-3 and len(found["us"]) >= 2 for found in by_tokens.values())
+
+
 def test_the_evidence_names_the_pinned_toolchain() -> None:
     assert EVIDENCE["built_with"] == {name: pinned()[name] for name in ("triton", "nvidia-cutlass-dsl")}
 

@@ -1,7 +1,7 @@
 """The MoE layer at run time: bound once to a frozen session and to prepared experts, then run call by call.
 
 :func:`bind` checks and allocates; :meth:`MoELayer.run` launches the programs of the smallest capacity that holds the
-call. A layer is also reachable as the torch operator ``planfreeze::moe_micro``, which ``torch.compile`` traces without
+call. A layer is also reachable as the torch operator ``planfreeze::moe_layer``, which ``torch.compile`` traces without
 looking inside.
 """
 
@@ -25,7 +25,7 @@ from planfreeze.programs import Bound, Program
 from planfreeze.sessions import Session
 from planfreeze.target import target
 
-__all__ = ["CallPrograms", "MoELayer", "bind", "moe_micro"]
+__all__ = ["CallPrograms", "MoELayer", "bind", "moe_layer"]
 
 ID_DTYPES = {"int32": torch.int32, "int64": torch.int64}
 WORKSPACE_ALIGNMENT_BYTES = 16
@@ -58,7 +58,7 @@ class MoELayer:
     operands : mapping
         What stands in the scale arguments, by the way scales reach the kernels of a capacity.
     handle : Tensor
-        The layer's number for :func:`moe_micro`, an int64 scalar on the CPU: unique in this process, valid as long as
+        The layer's number for :func:`moe_layer`, an int64 scalar on the CPU: unique in this process, valid as long as
         the layer is alive. A tensor, so that ``torch.compile`` traces one graph for all layers of a model.
 
     Notes
@@ -279,8 +279,8 @@ def refuse(argument: str, reason: str, *, call: str = "MoELayer.run") -> NoRetur
     raise InvalidArgument(call, argument, reason)
 
 
-@torch.library.custom_op("planfreeze::moe_micro", mutates_args=())  # type: ignore[untyped-decorator]  # torch is Any
-def moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
+@torch.library.custom_op("planfreeze::moe_layer", mutates_args=())  # type: ignore[untyped-decorator]  # torch is Any
+def moe_layer(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
     """Run a layer as a torch operator that returns a new tensor; ``torch.compile`` keeps it as one call.
 
     Parameters
@@ -304,7 +304,7 @@ def moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) 
     return found.run(x, topk_ids, topk_weights)
 
 
-@moe_micro.register_fake  # type: ignore[untyped-decorator]  # torch is Any
-def trace_moe_micro(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
+@moe_layer.register_fake  # type: ignore[untyped-decorator]  # torch is Any
+def trace_moe_layer(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) -> Tensor:
     """Return the shape of the result. The layer is not asked: its handle has no value here."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)

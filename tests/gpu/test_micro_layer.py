@@ -22,7 +22,7 @@ import planfreeze
 from planfreeze.errors import CapacityExceeded, InvalidArgument, MissingPrograms, UnplannedProgram, UnsuitableExperts
 from planfreeze.kernels.moe import reference
 from planfreeze.kernels.moe.experts import PreparedExperts
-from planfreeze.kernels.moe.op import MoELayer, bind, moe_micro
+from planfreeze.kernels.moe.op import MoELayer, bind, moe_layer
 from planfreeze.kernels.moe.plan import MoEPlan, declare
 from planfreeze.kernels.moe.rules import shard
 from planfreeze.models import Arm, PlanOptions, load_model
@@ -252,10 +252,10 @@ def test_inference_mode_and_the_operator_change_nothing(layers: dict[Arm, MoELay
     for layer in layers.values():
         values = inputs(3)
         expected = layer.run(*values)
-        assert same_bits(moe_micro(*values, layer.handle), expected)
+        assert same_bits(moe_layer(*values, layer.handle), expected)
         with torch.inference_mode():
             assert same_bits(layer.run(*values), expected)
-            assert same_bits(moe_micro(*values, layer.handle), expected)
+            assert same_bits(moe_layer(*values, layer.handle), expected)
 
 
 def test_a_compiled_whole_graph_calls_the_operator(session: Session, layers: dict[Arm, MoELayer]) -> None:
@@ -263,7 +263,7 @@ def test_a_compiled_whole_graph_calls_the_operator(session: Session, layers: dic
 
     @torch.compile(fullgraph=True, backend="eager", dynamic=True)
     def call(x: Tensor, ids: Tensor, factors: Tensor, handle: Tensor) -> Tensor:
-        return moe_micro(x + x, ids, factors, handle) * 2
+        return moe_layer(x + x, ids, factors, handle) * 2
 
     for tokens in LIVE_TOKENS:
         for layer in layers.values():
@@ -274,7 +274,7 @@ def test_a_compiled_whole_graph_calls_the_operator(session: Session, layers: dic
 
 def test_torch_finds_nothing_wrong_with_the_operator(layers: dict[Arm, MoELayer]) -> None:
     names = ("test_schema", "test_autograd_registration", "test_faketensor")
-    passed = torch.library.opcheck(moe_micro, (*inputs(3), layers["inline"].handle), test_utils=names)
+    passed = torch.library.opcheck(moe_layer, (*inputs(3), layers["inline"].handle), test_utils=names)
     assert set(passed.values()) == {"SUCCESS"}
 
 

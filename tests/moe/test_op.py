@@ -29,7 +29,7 @@ from planfreeze.errors import (
 )
 from planfreeze.kernels.moe import reference, reference_grouped
 from planfreeze.kernels.moe.experts import PreparedExperts, prepare_experts
-from planfreeze.kernels.moe.op import MoELayer, bind, moe_micro
+from planfreeze.kernels.moe.op import MoELayer, bind, moe_layer
 from planfreeze.kernels.moe.plan import MoEPlan, declare
 from planfreeze.kernels.scales.native import native_plane
 from planfreeze.models import Arm, Model, PlanOptions
@@ -594,22 +594,22 @@ def test_a_layer_whose_plan_lacks_the_programs_of_a_capacity_is_not_bound(
 def test_the_operator_returns_a_new_tensor_of_the_layer(make_layer: Callable[..., MoELayer]) -> None:
     layer = make_layer()
     x, ids, factors = inputs(5)
-    found = moe_micro(x, ids, factors, layer.handle)
+    found = moe_layer(x, ids, factors, layer.handle)
     assert same_bits(found, layer.run(x, ids, factors))
-    assert same_bits(torch.ops.planfreeze.moe_micro(x, ids, factors, layer.handle), found)
+    assert same_bits(torch.ops.planfreeze.moe_layer(x, ids, factors, layer.handle), found)
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_torch_finds_nothing_wrong_with_the_operator(make_layer: Callable[..., MoELayer], arm: Arm) -> None:
     layer = make_layer(arm)
     layer.workspace.fill_(POISON)
-    passed = torch.library.opcheck(moe_micro, (*inputs(3), layer.handle))
+    passed = torch.library.opcheck(moe_layer, (*inputs(3), layer.handle))
     assert set(passed.values()) == {"SUCCESS"}
 
 
 def test_the_operator_is_traced_on_tensors_without_memory() -> None:
     x, ids, factors = (value.to("meta") for value in inputs(7))
-    found = moe_micro(x, ids, factors, torch.tensor(123))
+    found = moe_layer(x, ids, factors, torch.tensor(123))
     assert (found.shape, found.dtype, found.device.type) == (x.shape, x.dtype, "meta")
 
 
@@ -626,7 +626,7 @@ def test_a_whole_graph_of_layers_is_compiled_once_for_all_handles_and_token_coun
 
     @torch.compile(fullgraph=True, backend=keep, dynamic=True)
     def call(x: Tensor, ids: Tensor, factors: Tensor, handle: Tensor) -> Tensor:
-        return moe_micro(x * 2, ids, factors, handle) + 1
+        return moe_layer(x * 2, ids, factors, handle) + 1
 
     torch._dynamo.reset()
     for layer, tokens in zip(layers, counts, strict=True):
@@ -642,7 +642,7 @@ def test_the_operator_traces_under_inference_mode_with_the_eager_backend(
     x, ids, factors = inputs(3)
     torch._dynamo.reset()
     with torch.inference_mode():
-        call = torch.compile(lambda *values: moe_micro(*values, layer.handle), fullgraph=True, backend="eager")
+        call = torch.compile(lambda *values: moe_layer(*values, layer.handle), fullgraph=True, backend="eager")
         assert same_bits(call(x, ids, factors), layer.run(x, ids, factors))
 
 
@@ -653,7 +653,7 @@ def test_layers_as_modules_compile_to_one_graph(make_layer: Callable[..., MoELay
             self.handle = layer.handle
 
         def forward(self, x: Tensor, ids: Tensor, factors: Tensor) -> Tensor:
-            return moe_micro(x, ids, factors, self.handle)
+            return moe_layer(x, ids, factors, self.handle)
 
     graphs = []
 
@@ -677,7 +677,7 @@ def test_a_copy_of_a_layer_has_a_handle_of_its_own(make_layer: Callable[..., MoE
     assert copied.handle != layer.handle
     del copied
     gc.collect()
-    moe_micro(*inputs(1), layer.handle)
+    moe_layer(*inputs(1), layer.handle)
 
 
 def test_tensors_in_the_workspace_are_refused(make_layer: Callable[..., MoELayer]) -> None:
@@ -702,8 +702,8 @@ def test_a_handle_lives_as_long_as_its_layer(make_layer: Callable[..., MoELayer]
     del layer
     gc.collect()
     with pytest.raises(LayerReleased, match=f"handle {int(handle)}"):
-        moe_micro(*inputs(1), handle)
-    moe_micro(*inputs(1), other.handle)
+        moe_layer(*inputs(1), handle)
+    moe_layer(*inputs(1), other.handle)
 
 
 def test_serving_a_layer_imports_no_compiler() -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("cutlass")
+
 from planfreeze.kernels.mma import mxfp8, scales_sm_90a, sm_90a, tokens_sm_90a
 from planfreeze.kernels.moe import micro_act_cute, split_fc1_sm_90a_cute
 from planfreeze.kernels.moe.geometry import intermediate_bytes

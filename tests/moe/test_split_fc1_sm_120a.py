@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("cutlass")
+
 from planfreeze.errors import UnsupportedGeometry
 from planfreeze.family import CuteSource, Definition
 from planfreeze.kernels.moe.geometry import intermediate_bytes, padded_width

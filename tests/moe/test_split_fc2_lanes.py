@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("cutlass")
+
 from planfreeze.kernels.mma import rows_sm_90a, scales_sm_90a, sm_90a, tokens_sm_90a
 from planfreeze.kernels.moe import split_fc2_sm_90a_cute
 from planfreeze.kernels.moe.geometry import intermediate_bytes, intermediate_scale_offset, padded_width

@@ -14,7 +14,7 @@ from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
 from planfreeze.kernels.scales.expand import ExpandPayload
 from planfreeze.kernels.scales.geometry import ScaleGeometry
-from planfreeze.models import PlanOptions, load_model
+from planfreeze.models import Model, PlanOptions, load_model
 from planfreeze.payload import Payload
 from planfreeze.plans import Plan, make_plan
 from planfreeze.settings import user_cache
@@ -50,11 +50,15 @@ def model_plans() -> tuple[Plan, ...]:
     return tuple(make_plan(load_model(name), tp=tp, target=target(ARCH), options=OPTIONS) for name, tp in MODELS)
 
 
-def layer_plans() -> tuple[Plan, ...]:
-    """Return the plans of the small layers that tests/gpu serves."""
+def served_layers() -> tuple[tuple[Plan, Model], ...]:
+    """Return the plans and models whose whole layers are served: ds41, and the small ones of tests/gpu."""
+    ds41, tp = MODELS[0]
     paths = sorted((Path(__file__).resolve().parents[2] / "tests" / "gpu" / "models").glob("*.toml"))
+    sources = [(ds41, tp), *((str(path), 1) for path in paths)]
     return tuple(
-        make_plan(load_model(str(path)), tp=1, target=target(ARCH), options=OPTIONS, source=str(path)) for path in paths
+        (make_plan(model, tp=ranks, target=target(ARCH), options=OPTIONS, source=source), model)
+        for source, ranks in sources
+        for model in (load_model(source),)
     )
 
 
@@ -96,7 +100,7 @@ def toolchain_file(store: Path) -> Path:
 def main() -> None:
     """Build all plans; the exit status is 1 when a program does not compile."""
     report = build_plans(
-        (*model_plans(), check_plan(), *layer_plans()),
+        (*model_plans(), check_plan(), *(plan for plan, _ in served_layers()[1:])),
         Store.open(sys.argv[1], writable=True),
         jobs=len(os.sched_getaffinity(0)),
         toolchains=user_cache() / "toolchains",

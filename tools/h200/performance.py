@@ -56,6 +56,13 @@ def kernel_rows(timings: Figures) -> Iterator[str]:
         for tokens, arms in timings[f"{family}_us"].items():
             for arm in ("native", "inline"):
                 yield row(f"`{family}`, {arm} scales", tokens, arms[arm], arms[arm]["floor_bytes"])
+    for tokens, timed in timings["grouped_us"].items():
+        for family in ("split_fc1", "split_fc2"):
+            for arm in ("native", "inline"):
+                figures = timed[f"{family} {arm}"]
+                name = f"`{family}`, {arm} scales, tiles of {timed['tile_m']}"
+                yield row(name, tokens, figures, figures["floor_bytes"])
+        yield row(f"`route_plan`, tiles of {timed['tile_m']}", tokens, timed["route_plan"], 0)
     yield row(
         "`expand`, both projections", "any", timings["expand_layer_us"], timings["expand_layer_us"]["floor_bytes"]
     )

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import checks
 import grouped_checks as grouped
+import layers
 import pack
 import timings
 import torch
@@ -44,7 +45,7 @@ from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.kernels.scales.csf_decode import CsfDecodePayload
 from planfreeze.kernels.scales.csf_presence import CsfPresencePayload
 from planfreeze.kernels.scales.expand import ExpandPayload
-from planfreeze.models import load_model
+from planfreeze.models import Model, load_model
 from planfreeze.payload import Payload
 from planfreeze.plans import Plan
 from planfreeze.resolve import planned_programs, program_name
@@ -56,6 +57,7 @@ class Run:
 
     def __init__(self, store: Path) -> None:
         self.plans = [plan.name for plan in (*pack.model_plans(), pack.check_plan())]
+        self.layers: dict[str, Any] = {}
         self.session = planfreeze.session(*self.plans, store=store, is_trusted=True).freeze()
         self.blobs = {
             planned.payload.digest: planned.entry.blob
@@ -118,6 +120,7 @@ def run_checks(run: Run, store: Path) -> None:
             run.check(program_name(words), [words], lambda p=words: check_words(session, p))
         planes = [pack.planes_payload(geometry, is_inline=inline) for inline in (False, True)]
         run.check(program_name(planes[1]), planes, lambda p=planes: check_planes(session, *p))
+    run_layer_checks(run, store)
     run.check("X2: a removed program is refused", [], lambda: check_removed(store))
 
 
@@ -158,6 +161,20 @@ def run_grouped_checks(run: Run, plan: Plan) -> None:
         torch.cuda.empty_cache()
 
 
+def run_layer_checks(run: Run, store: Path) -> None:
+    """Check the whole layers of ds41 and of the small geometries, in sessions of their own."""
+    for plan, model in pack.served_layers():
+        with planfreeze.session(plan.name, store=store, is_trusted=True) as session:
+            session.freeze()
+
+            def call(plan: Plan = plan, model: Model = model, session: Session = session) -> dict[str, Any]:
+                run.layers[plan.name] = layers.check_layer(session, model, layer_sizes(plan, model), tp=plan.tp)
+                return {}
+
+            run.check(f"layer of {plan.name}, all arms", [], call)
+        torch.cuda.empty_cache()
+
+
 def run_decode_checks(run: Run) -> None:
     """Check the decoding of scale batches of every model."""
     session = run.session
@@ -172,9 +189,9 @@ def run_decode_checks(run: Run) -> None:
                 run.check(program_name(payload), [payload], call)
 
 
-def layer_sizes(plan: Plan) -> Sizes:
-    """Return the geometry of a model's layer on one rank."""
-    model = load_model(plan.model)
+def layer_sizes(plan: Plan, model: Model | None = None) -> Sizes:
+    """Return the geometry of a model's layer on one rank; of a catalog model by its name."""
+    model = model or load_model(plan.model)
     return Sizes(
         experts=model.experts,
         hidden=model.hidden,
@@ -266,9 +283,11 @@ def main() -> None:
         "stranded_pages": json.loads(given.stranded.read_text()) if given.stranded else None,
         "checks": [{"name": name, "state": state} for name, state, _ in run.rows],
         "timings": figures,
+        "layers": run.layers,
         "programs": sorted(run.programs.values(), key=lambda p: (p["family"], p["payload_digest"])),
     }
     (given.out / "h200.json").write_text(json.dumps(evidence, indent=1) + "\n")
+    layers.print_layers(run.layers)
     print_table(run.rows, figures)
     sys.exit(run.has_failed)
 
