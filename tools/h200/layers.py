@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from checks import DEVICE, TOLERANCE, generator, relative_l2, require, same_bits
-from layer import ARCH, Sizes, exceptional_scales, random_bytes, random_routes
+from layer import ARCH, Sizes, random_bytes, random_routes, serving_scales
 from timings import median_us
 from torch import Tensor
 
@@ -45,7 +46,7 @@ def check_layer(session: Session, model: Model, sizes: Sizes, *, tp: int) -> dic
         for arm, layer in layers.items():
             layer.workspace.fill_(0xFF)
             layer.run(x, ids, factors, outs[arm])
-            calls[arm] = [lambda made=layer, out=outs[arm]: made.run(x, ids, factors, out) and None]
+            calls[arm] = [partial(run, layer, x, ids, factors, outs[arm])]
         torch.cuda.synchronize()
         for arm, out in outs.items():
             require(same_bits(out, outs["native"]), f"{arm} differs from native at {tokens} tokens")
@@ -57,17 +58,22 @@ def check_layer(session: Session, model: Model, sizes: Sizes, *, tp: int) -> dic
     return figures
 
 
+def run(layer: op.MoELayer, x: Tensor, ids: Tensor, factors: Tensor, out: Tensor) -> None:
+    """Run one call."""
+    layer.run(x, ids, factors, out)
+
+
 def make_weights(sizes: Sizes) -> dict[str, Tensor]:
-    """Make logical weights of both projections, scales full of exceptions."""
+    """Make logical weights of both projections, scales about as real checkpoints have them."""
     seed = generator(7)
     experts, hidden, columns = sizes.experts, sizes.hidden, sizes.intermediate
     fc1 = ScaleGeometry(rows=2 * columns, columns=hidden // 32, group_rows=columns)
     fc2 = ScaleGeometry(rows=hidden, columns=columns // 32, group_rows=hidden)
     return {
         "w13": random_bytes(seed, 0, 255, experts, 2 * columns, hidden // 2),
-        "w13_scales": exceptional_scales(fc1, experts, seed),
+        "w13_scales": serving_scales(fc1, experts, seed),
         "w2": random_bytes(seed, 0, 255, experts, hidden, columns // 2),
-        "w2_scales": exceptional_scales(fc2, experts, seed),
+        "w2_scales": serving_scales(fc2, experts, seed),
     }
 
 
