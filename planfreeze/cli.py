@@ -21,7 +21,9 @@ __all__ = ["main"]
 
 INTERRUPTED = 130
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Freeze a model's GPU kernels.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="Freeze a model's GPU kernels."
+)
 
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Catalog name, TOML file, or Hugging Face config.json.")
@@ -175,7 +177,10 @@ def explain_command(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a payload's key, whether it is stored, and else the nearest stored payload, for every architecture."""
+    """Show a payload's key and whether it is stored.
+
+    For every architecture; a payload that is not stored comes with the nearest one that is.
+    """
     from planfreeze import reports
     from planfreeze.explanations import explain
     from planfreeze.settings import user_cache

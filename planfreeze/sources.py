@@ -1,6 +1,7 @@
 """The text of kernels: which modules make a program, their digests, and loading exactly that text."""
 
 import ast
+import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -117,23 +118,25 @@ def parents(name: str) -> Iterator[str]:
         yield name
 
 
-def imported_names(name: str, path: Path, text: bytes) -> Iterator[str]:
-    """Yield every dotted name an import statement of a module can load."""
+@functools.cache
+def imported_names(name: str, path: Path, text: bytes) -> tuple[str, ...]:
+    """Return every dotted name an import statement of a module can load; the families of a plan share modules."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise UnparsableSource(name, str(path), str(error)) from error
+    found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 anchor = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
                 base = f"{anchor}.{base}".rstrip(".")
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return tuple(dict.fromkeys(found))
 
 
 def find_source(name: str) -> Path | None:

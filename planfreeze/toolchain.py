@@ -81,12 +81,11 @@ def find_distribution(name: str) -> metadata.Distribution | None:
 
 def list_files(distribution: metadata.Distribution) -> list[tuple[str, str]]:
     """Return name and path of every file that belongs to a distribution's content."""
+    name = distribution.name  # read from its metadata each time it is asked for
     if distribution.files is None:
-        raise ToolchainUnreadable(distribution.name, "has no list of its files (RECORD)")
+        raise ToolchainUnreadable(name, "has no list of its files (RECORD)")
     return [
-        (f"{distribution.name}/{file}", str(distribution.locate_file(file)))
-        for file in distribution.files
-        if is_content(str(file))
+        (f"{name}/{file}", str(distribution.locate_file(file))) for file in distribution.files if is_content(str(file))
     ]
 
 
