@@ -259,8 +259,8 @@ def select_by_bit(word, bit: Constexpr, one, zero, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def start_products(fragments, descriptor, *, loc=None, ip=None):
-    """Start m64n8k32 e4m3 products from zero: register fragments times one shared-memory operand.
+def start_products(fragments, descriptor, tokens: Constexpr = 8, *, loc=None, ip=None):
+    """Start e4m3 products m64 by ``tokens`` by k32 from zero: register fragments times one shared-memory operand.
 
     Parameters
     ----------
@@ -268,26 +268,30 @@ def start_products(fragments, descriptor, *, loc=None, ip=None):
         The A operand of each product.
     descriptor : Int64
         Matrix descriptor of the common B operand.
+    tokens : int
+        N of the products.
 
     Returns
     -------
     list of list of Float32
-        Four results per product, valid after :func:`finish_products`. All products are one wgmma group.
+        ``tokens / 2`` results per product, valid after :func:`finish_products`. All products are one wgmma group.
     """
-    count = 4 * len(fragments)
+    size = tokens // 2
+    count = size * len(fragments)
+    words = 4 * len(fragments)
     lines = ["{", ".reg .pred accumulate;", "setp.ne.b32 accumulate, 0, 0;", "wgmma.fence.sync.aligned;"]
-    for first in range(0, count, 4):
-        results = ",".join(f"${first + i}" for i in range(4))
-        fragment = ",".join(f"${count + first + i}" for i in range(4))
+    for product in range(len(fragments)):
+        results = ",".join(f"${size * product + i}" for i in range(size))
+        fragment = ",".join(f"${count + 4 * product + i}" for i in range(4))
         lines.append(
-            f"wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {{{results}}}, {{{fragment}}}, "
-            f"${2 * count}, accumulate, 1, 1;"
+            f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3 {{{results}}}, {{{fragment}}}, "
+            f"${count + words}, accumulate, 1, 1;"
         )
     lines += ["wgmma.commit_group.sync.aligned;", "}"]
-    operands = [word for words in fragments for word in words] + [descriptor]
-    constraints = ",".join(["=f"] * count + ["r"] * count + ["l", "~{memory}"])
+    operands = [word for fragment in fragments for word in fragment] + [descriptor]
+    constraints = ",".join(["=f"] * count + ["r"] * words + ["l", "~{memory}"])
     values = emit([T.f32()] * count, operands, "\n".join(lines), constraints, loc=loc, ip=ip)
-    return [[Float32(value) for value in values[first : first + 4]] for first in range(0, count, 4)]
+    return [[Float32(value) for value in values[first : first + size]] for first in range(0, count, size)]
 
 
 @dsl_user_op
@@ -297,8 +301,8 @@ def finish_products(products, pending: Constexpr, *, loc=None, ip=None):
     The results pass through the statement: nothing that reads them can move above the wait.
     """
     flat = [value for product in products for value in product]
-    count = len(flat)
+    count, size = len(flat), len(products[0])
     constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["~{memory}"])
     text = f"wgmma.wait_group.sync.aligned {pending};"
     values = emit([T.f32()] * count, flat, text, constraints, loc=loc, ip=ip)
-    return [[Float32(value) for value in values[first : first + 4]] for first in range(0, count, 4)]
+    return [[Float32(value) for value in values[first : first + size]] for first in range(0, count, size)]

@@ -81,14 +81,14 @@ class RowProduct:
                     words = ptx.load_shared_x4(stage + weight_offset + column * (mma.CONSUMER_WARPS * mma.CHUNK_BYTES))
                     fragments = mma.arrange_fragments(words)
                 some = fragments[unit * self.unit_products : (unit + 1) * self.unit_products]
-                started.append(tokens.start_token_products(some, descriptor + 2 * column, width))
+                started.append(ptx.start_products(some, descriptor + 2 * column, width))
             done = index - (self.UNITS_IN_FLIGHT - 1)
             if done >= 0:
                 column, unit = divmod(done, units)
                 if unit == 0:
                     weight_scales = ptx.load_shared_f32x4(stage + scale_offset + column * mma.COLUMN_BYTES)
                     row_scales = load_scales(column)
-                products = tokens.finish_token_products(started[done], len(started) - 1 - done)
+                products = ptx.finish_products(started[done], len(started) - 1 - done)
                 if done == columns * units - 1:
                     mma.arrive_once(stage + self.pipeline.empty)
                 for b, product in enumerate(products, start=unit * self.unit_products):

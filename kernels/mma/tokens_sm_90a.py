@@ -14,7 +14,7 @@ descriptor.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
+from cutlass import Constexpr, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from planfreeze.kernels.mma import ptx
@@ -26,11 +26,8 @@ __all__ = [
     "consumer_barrier",
     "copy_tokens",
     "fence_async",
-    "finish_token_products",
     "multiply_tokens",
     "permute_bytes",
-    "start_token_products",
-    "store_shared_x4",
     "token_descriptor",
     "token_of_column",
 ]
@@ -58,68 +55,11 @@ def consumer_barrier(*, loc=None, ip=None):
 
 
 @dsl_user_op
-def store_shared_x4(address, words, *, loc=None, ip=None):
-    """Store four 32-bit words to a 16-byte aligned address."""
-    text = "st.shared.v4.b32 [$0], {$1,$2,$3,$4};"
-    ptx.emit([], [address, *words], text, "r,r,r,r,r,~{memory}", loc=loc, ip=ip)
-
-
-@dsl_user_op
 def permute_bytes(a, b, order, *, loc=None, ip=None):
     """Pick four bytes out of two words: nibble ``i`` of ``order`` names byte ``i``, 0..3 of ``a`` and 4..7 of ``b``."""
     text = "prmt.b32 $0, $1, $2, $3;"
     (word,) = ptx.emit([T.i32()], [a, b, order], text, "=r,r,r,r", is_volatile=False, loc=loc, ip=ip)
     return Uint32(word)
-
-
-@dsl_user_op
-def start_token_products(fragments, descriptor, tokens: Constexpr, *, loc=None, ip=None):
-    """Start e4m3 products m64 by ``tokens`` by k32 from zero: register fragments times one shared-memory operand.
-
-    Parameters
-    ----------
-    fragments : list of 4-tuples of Uint32
-        The A operand of each product.
-    descriptor : Int64
-        Matrix descriptor of the common B operand.
-    tokens : int
-        N of the products.
-
-    Returns
-    -------
-    list of list of Float32
-        ``tokens / 2`` results per product, valid after :func:`finish_token_products`. All products are one wgmma group.
-    """
-    size = tokens // 2
-    count = size * len(fragments)
-    words = 4 * len(fragments)
-    lines = ["{", ".reg .pred accumulate;", "setp.ne.b32 accumulate, 0, 0;", "wgmma.fence.sync.aligned;"]
-    for product in range(len(fragments)):
-        results = ",".join(f"${size * product + i}" for i in range(size))
-        fragment = ",".join(f"${count + 4 * product + i}" for i in range(4))
-        lines.append(
-            f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3 {{{results}}}, {{{fragment}}}, "
-            f"${count + words}, accumulate, 1, 1;"
-        )
-    lines += ["wgmma.commit_group.sync.aligned;", "}"]
-    operands = [word for fragment in fragments for word in fragment] + [descriptor]
-    constraints = ",".join(["=f"] * count + ["r"] * words + ["l", "~{memory}"])
-    values = ptx.emit([T.f32()] * count, operands, "\n".join(lines), constraints, loc=loc, ip=ip)
-    return [[Float32(value) for value in values[first : first + size]] for first in range(0, count, size)]
-
-
-@dsl_user_op
-def finish_token_products(products, pending: Constexpr, *, loc=None, ip=None):
-    """Wait until at most ``pending`` later groups are unfinished, and return the results of ``products``.
-
-    The results pass through the statement: nothing that reads them can move above the wait.
-    """
-    flat = [value for product in products for value in product]
-    count, size = len(flat), len(products[0])
-    constraints = ",".join(["=f"] * count + [str(i) for i in range(count)] + ["~{memory}"])
-    text = f"wgmma.wait_group.sync.aligned {pending};"
-    values = ptx.emit([T.f32()] * count, flat, text, constraints, loc=loc, ip=ip)
-    return [[Float32(value) for value in values[first : first + size]] for first in range(0, count, size)]
 
 
 # --- operand ----------------------------------------------------------------------------------------------------
@@ -199,7 +139,7 @@ def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_s
     for turn in range(COLUMNS + in_flight - 1):
         if turn < COLUMNS:
             words = ptx.load_shared_x4(stage + weight_offset + turn * column_stride)
-            started.append(start_token_products(arrange_fragments(words), descriptor + 2 * turn, tokens))
+            started.append(ptx.start_products(arrange_fragments(words), descriptor + 2 * turn, tokens))
         done = turn - (in_flight - 1)
         if done >= 0:
             weight_scales = ptx.load_shared_f32x4(stage + scale_offset + done * COLUMN_BYTES)
@@ -207,7 +147,7 @@ def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_s
                 factors = [scales[done] for scales in loaded]
             else:
                 factors = [ptx.float_of_bits(ptx.load_shared(address + 4 * done)) for address in addresses]
-            products = finish_token_products(started[done], len(started) - 1 - done)
+            products = ptx.finish_products(started[done], len(started) - 1 - done)
             if done == COLUMNS - 1:
                 arrive_once(stage + pipeline.empty)
             for first_token, columns in parts(tokens):

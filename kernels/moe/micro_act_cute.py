@@ -12,7 +12,7 @@ from planfreeze.kernels.mma.mxfp8 import NOT_FINITE, block_amax, block_scale, lo
 from planfreeze.kernels.mma.tasks import load_id, split_task
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 
-__all__ = ["MicroAct"]
+__all__ = ["MicroAct", "approximate_sigmoid", "sigmoid", "silu_product"]
 
 COLUMNS = 4
 """Columns of a lane."""
@@ -118,16 +118,10 @@ class MicroAct:
 
     def activate(self, gate, up):
         """Return silu(gate) * up of two columns as packed bf16."""
-        low = self.product(ptx.float_of_bits(gate << 16), ptx.float_of_bits(up << 16))
+        low = silu_product(ptx.float_of_bits(gate << 16), ptx.float_of_bits(up << 16), self.sigmoid, self.limit)
         upper = Uint32(0xFFFF0000)
-        return pack_bf16(low, self.product(ptx.float_of_bits(gate & upper), ptx.float_of_bits(up & upper)))
-
-    def product(self, gate, up):
-        """Return silu(gate) * up of one column, limited."""
-        if self.limit is not None:
-            gate = ptx.min_nan(gate, Float32(self.limit))
-            up = ptx.max_nan(ptx.min_nan(up, Float32(self.limit)), Float32(-self.limit))
-        return ptx.mul_rn(ptx.mul_rn(gate, self.sigmoid(gate)), up)
+        high = silu_product(ptx.float_of_bits(gate & upper), ptx.float_of_bits(up & upper), self.sigmoid, self.limit)
+        return pack_bf16(low, high)
 
     def store_payload(self, tile_address, lane, words, byte, is_finite):
         """Quantise and store a lane's four columns."""
@@ -182,3 +176,11 @@ def exponential(x):
     half = n >> 1
     result = ptx.mul_rn(result, ptx.float_of_bits(Uint32(half + 127) << 23))
     return ptx.mul_rn(result, ptx.float_of_bits(Uint32(n - half + 127) << 23))
+
+
+def silu_product(gate, up, sigmoid, limit):
+    """Return silu(gate) * up of one column, gate at most ``limit`` and up within it unless that is None."""
+    if limit is not None:
+        gate = ptx.min_nan(gate, Float32(limit))
+        up = ptx.max_nan(ptx.min_nan(up, Float32(limit)), Float32(-limit))
+    return ptx.mul_rn(ptx.mul_rn(gate, sigmoid(gate)), up)

@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
     commit_copies,
@@ -21,8 +22,6 @@ from planfreeze.kernels.mma.ptx import (
     load_global_i32,
     load_shared,
     load_shared_x4,
-    max_nan,
-    min_nan,
     mul_rn,
     store_global_half,
 )
@@ -43,7 +42,7 @@ from planfreeze.kernels.moe.geometry import (
     padded_width,
     row_tiles,
 )
-from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid
+from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
 
 __all__ = ["SHARED_BYTES", "THREADS", "SplitFc1"]
 
@@ -149,14 +148,7 @@ class SplitFc1:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):
@@ -340,7 +332,4 @@ class SplitFc1:
     def activate(self, factor, gate, up):
         """Return silu(gate) * up of one column, scaled and limited."""
         gate, up = mul_rn(factor, gate), mul_rn(factor, up)
-        if self.limit is not None:
-            gate = min_nan(gate, Float32(self.limit))
-            up = max_nan(min_nan(up, Float32(self.limit)), Float32(-self.limit))
-        return mul_rn(mul_rn(gate, self.sigmoid(gate)), up)
+        return silu_product(gate, up, self.sigmoid, self.limit)

@@ -8,6 +8,7 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import bits_of_float, commit_copies, pack_bf16, select, store_global_x1, wait_copies
 from planfreeze.kernels.mma.mxfp8 import (
     NOT_FINITE,
@@ -21,8 +22,9 @@ from planfreeze.kernels.mma.mxfp8 import (
 )
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width
-from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid
+from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
 from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a
 
 __all__ = ["SplitFc1"]
@@ -114,14 +116,7 @@ class SplitFc1:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):
@@ -230,7 +225,7 @@ class SplitFc1:
         because a task has two steps or more: this one's consumers have then finished with it.
         """
         words = [Uint32(word) for word in (m_tile, tile, valid, expert)]
-        tokens.store_shared_x4(record + self.pipeline.task, words)
+        store_shared_x4(record + self.pipeline.task, words)
 
     def copy_weights(self, stage, weights):
         """Start the bulk copies that ``full`` waits for: the weights of both groups."""
@@ -323,13 +318,6 @@ class SplitFc1:
             ups.append(ptx.float_of_bits(select(is_gate, taken, kept)))
         return gates, ups
 
-    def product(self, gate, up):
-        """Return silu(gate) * up of one column, limited."""
-        if self.limit is not None:
-            gate = ptx.min_nan(gate, Float32(self.limit))
-            up = ptx.max_nan(ptx.min_nan(up, Float32(self.limit)), Float32(-self.limit))
-        return ptx.mul_rn(ptx.mul_rn(gate, self.sigmoid(gate)), up)
-
     def activate(self, lane, gates, ups):
         """Activate and quantise a lane's four rows of one token; return four payload bytes to store, and the scale.
 
@@ -337,7 +325,7 @@ class SplitFc1:
         sm_90a that is position ``16 * (quad & 1) + 4 * nt + (quad >> 1)``: the four quads of one parity transpose their
         bytes, and lane ``i`` of them has the word at ``16 * (quad & 1) + 4 * i``.
         """
-        values = [self.product(gate, up) for gate, up in zip(gates, ups, strict=True)]
+        values = [silu_product(gate, up, self.sigmoid, self.limit) for gate, up in zip(gates, ups, strict=True)]
         words = (pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]))
         amax = block_amax(words, lanes=1)
         for mask in QUAD_BITS:

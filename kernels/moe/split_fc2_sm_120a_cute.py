@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
     commit_copies,
@@ -119,14 +120,7 @@ class SplitFc2:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):

@@ -8,6 +8,7 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import commit_copies, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct, copy_rows
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
@@ -84,14 +85,7 @@ class SplitFc2:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(tuple(parameters)).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
     def kernel(self, parameters):

@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import barrier, select, store_global_byte, store_global_x4
 from planfreeze.kernels.mma.ptx import load_global_i32, load_global_i64
 from planfreeze.kernels.mma.sm_120a import spread
@@ -59,14 +60,7 @@ class CsfDecode:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        self.kernel(*parameters).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(*parameters), self.launch, stream)
 
     @cute.kernel
     def kernel(

@@ -5,6 +5,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
+from planfreeze.kernels.mma.launch import launch_once
 from planfreeze.kernels.mma.memory import barrier, select, store_global_byte
 from planfreeze.kernels.mma.ptx import load_global_i32, load_global_i64, load_shared
 from planfreeze.kernels.mma.words import store_shared
@@ -50,14 +51,7 @@ class CsfPresence:
 
     @cute.jit
     def __call__(self, topk_ids: Int64, presence: Int64, pairs: Int32, stream):
-        self.kernel(topk_ids, presence, pairs).launch(
-            grid=[1, 1, 1],
-            block=list(self.launch.block),
-            smem=self.launch.shared_bytes,
-            stream=stream,
-            min_blocks_per_mp=self.launch.min_blocks,
-            preferred_smem_carveout=self.launch.carveout_percent,
-        )
+        launch_once(self.kernel(topk_ids, presence, pairs), self.launch, stream)
 
     @cute.kernel
     def kernel(self, topk_ids: Int64, presence: Int64, pairs: Int32):

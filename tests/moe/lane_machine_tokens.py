@@ -122,12 +122,12 @@ class Block(lanes.Block):
             self.is_unfenced[shared : shared + 16] = False
         self.landed[here.thread] = []
 
-    def start_token_products(self, fragments, descriptor, tokens):
+    def start_products(self, fragments, descriptor, tokens=8):
         found = self.warpgroup.exchange(here.thread, (fragments, descriptor))
         # One group object per start: the first lane makes it.
         return self.warpgroup.exchange(here.thread, Group(found, tokens) if here.thread == 0 else None)[0]
 
-    def finish_token_products(self, products, pending):
+    def finish_products(self, products, pending):
         self.warpgroup.exchange(here.thread)
         return products.result(self, here.thread)
 
@@ -156,7 +156,6 @@ class Block(lanes.Block):
             "copy_16": self.copy_16,
             "exchange": lambda word, mask: self.exchange(word)[here.thread % 32 ^ mask],
             "fence_async": self.fence_async,
-            "finish_token_products": self.finish_token_products,
             "float_of_bits": made.float_of_bits,
             "larger": max,
             "mul_rn": made.mul_rn,
@@ -164,7 +163,6 @@ class Block(lanes.Block):
             "permute_bytes": permute_bytes,
             "round_e4m3": round_e4m3,
             "select": lambda condition, a, b: a if condition else b,
-            "start_token_products": self.start_token_products,
             "store_global_x1": lambda address, word: self.write(self.memory, address, [u32(word)]),
             "store_shared_x4": self.store_shared_x4,
             "wait_copies": self.wait_copies,

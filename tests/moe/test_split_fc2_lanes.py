@@ -59,15 +59,15 @@ class Block(machine.Block):
             assert not operand.any(), "handed over before all rows have landed and are fenced"
         super().arrive(barrier, size_bytes)
 
-    def start_token_products(self, fragments, descriptor, tokens):
-        made = super().start_token_products(fragments, descriptor, tokens)
+    def start_products(self, fragments, descriptor, tokens=8):
+        made = super().start_products(fragments, descriptor, tokens)
         if lanes.here.thread == 0:
             self.widths.add(tokens)
             self.started.append(made)
         return made
 
-    def finish_token_products(self, products, pending):
-        found = super().finish_token_products(products, pending)
+    def finish_products(self, products, pending):
+        found = super().finish_products(products, pending)
         if lanes.here.thread == 0:
             later = len(self.started) - 1 - self.started.index(products)
             assert pending <= later, "the wait leaves these products unfinished"
