@@ -1,0 +1,92 @@
+"""Commands that look into a store: prove that a plan is whole, explain a payload."""
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from planfreeze.cli.options import (
+    ArchOption,
+    ArmsOption,
+    CapacityOption,
+    IdsOption,
+    JsonOption,
+    LimitOption,
+    ModelOption,
+    RanksOption,
+    StoreOption,
+    TrustOption,
+    declare_plans,
+    open_store,
+)
+from planfreeze.cli.output import exit_codes, print_result
+
+__all__ = ["explain_command", "replay_command"]
+
+
+def replay_command(
+    model: ModelOption = None,
+    tp: RanksOption = None,
+    arch: ArchOption = None,
+    capacity: CapacityOption = None,
+    arms: ArmsOption = None,
+    inline_limit: LimitOption = None,
+    ids: IdsOption = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="Frozen plan: name or root digest.")] = None,
+    store: StoreOption = None,
+    device: Annotated[bool, typer.Option("--device", help="Also load every program on the device.")] = False,
+    trust_store: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove that a whole plan resolves with compiling forbidden."""
+    from planfreeze import reports
+    from planfreeze.replays import check_replays, prove_guard, replay_plan
+    from planfreeze.resolve import PlanReference, find_plan
+
+    with exit_codes():
+        if (plan is None) == (model is None):
+            raise typer.BadParameter("give either --plan or --model")
+        opened = open_store(store, writable=False, is_trusted=trust_store)
+        if plan is not None:
+            replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
+        else:
+            replays = []
+            for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids):
+                command = f"{wanted.build_command} --store {shlex.quote(str(opened.path))}"
+                found = find_plan(opened, PlanReference(wanted.name, None), command=command)
+                replays.append(replay_plan(found, opened, wanted=wanted, on_device=device))
+        guard = prove_guard()
+        print_result(
+            reports.replay_json(replays, guard) if as_json else None, lambda: reports.replay_table(replays, guard)
+        )
+        check_replays(replays)
+
+
+def explain_command(
+    family: Annotated[str, typer.Argument(help="Family: a name such as topk_sum, or module:attribute.")],
+    fields: Annotated[list[str] | None, typer.Argument(help="Payload fields as NAME=VALUE.")] = None,
+    arch: ArchOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a payload's key and whether it is stored.
+
+    For every architecture; a payload that is not stored comes with the nearest one that is.
+    """
+    from planfreeze import reports
+    from planfreeze.explanations import explain
+    from planfreeze.settings import user_cache
+    from planfreeze.target import ARCHS, target
+
+    with exit_codes():
+        opened = open_store(store, writable=False)
+        explained = [
+            explain(family, fields or [], target(name), opened, toolchains=user_cache() / "toolchains")
+            for name in arch or ARCHS
+        ]
+        print_result(
+            reports.explanation_json(explained) if as_json else None,
+            lambda: reports.explanation_text(explained),
+        )
+        if not any(found.is_stored for found in explained):
+            raise typer.Exit(3)
