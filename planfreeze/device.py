@@ -50,13 +50,21 @@ class Device:
         self.sm_count: int = device.properties.multiprocessor_count
         self._primary = self.check("primary context", driver.cuDevicePrimaryCtxRetain(self.ordinal))
         self.dtypes: Mapping[str, Any] = {
+            "bool": torch.bool,
+            "i8": torch.int8,
             "u8": torch.uint8,
             "i16": torch.int16,
+            "u16": torch.uint16,
             "i32": torch.int32,
             "u32": torch.uint32,
             "i64": torch.int64,
+            "u64": torch.uint64,
+            "f8e4m3": torch.float8_e4m3fn,
+            "f8e5m2": torch.float8_e5m2,
+            "f16": torch.float16,
             "bf16": torch.bfloat16,
             "f32": torch.float32,
+            "f64": torch.float64,
         }
         self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 

@@ -23,8 +23,15 @@ __all__ = [
     "scalar",
 ]
 
-DType = Literal["u8", "i16", "i32", "i64", "u32", "bf16", "f32"]
-ITEM_BYTES: Mapping[str, int] = {"u8": 1, "i16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4, "i64": 8}
+DType = Literal[
+    "bool", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f8e4m3", "f8e5m2", "f16", "bf16", "f32", "f64"
+]
+ITEM_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("bool", "i8", "u8", "f8e4m3", "f8e5m2"), 1),
+    **dict.fromkeys(("i16", "u16", "f16", "bf16"), 2),
+    **dict.fromkeys(("i32", "u32", "f32"), 4),
+    **dict.fromkeys(("i64", "u64", "f64"), 8),
+}
 Scalars = Mapping[str, int]
 Grid = tuple[int, int, int]
 
@@ -113,13 +120,27 @@ class LaunchInfo:
 class TritonSource:
     """A Triton kernel as "module:attribute" text and what it is compiled with.
 
-    Pointer parameters are declared divisible by 16; scalars are never specialised on their value.
+    Parameters
+    ----------
+    kernel : str
+        The ``@triton.jit`` function.
+    constants : tuple of (str, Field)
+        Constants by parameter name, as :func:`planfreeze.constants.freeze_constant` spells them; a scalar that is
+        specialised on the value 1 is one of them.
+    num_warps, num_stages : int
+        Warps of a block, stages of software pipelining.
+    divisible : tuple of str
+        Scalars that are declared multiples of 16. Pointers are by the alignment of their argument.
+    options : tuple of (str, Field)
+        Further compile options by Triton's names, such as ``maxnreg``.
     """
 
     kernel: str
     constants: tuple[tuple[str, Field], ...]
     num_warps: int = 4
     num_stages: int = 1
+    divisible: tuple[str, ...] = ()
+    options: tuple[tuple[str, Field], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgpack
 
+from planfreeze.constants import constant_modules
 from planfreeze.family import CuteSource, Definition, Family, TritonSource
 from planfreeze.payload import Payload
 from planfreeze.record import RECORD_FORMAT
@@ -14,7 +15,7 @@ from planfreeze.toolchain import Toolchain
 
 __all__ = ["KEY_SCHEMA", "Key", "dialect_of", "differing_labels", "make_key", "source_roots"]
 
-KEY_SCHEMA = 1
+KEY_SCHEMA = 2
 
 # Environment of every compile, and nothing else that a compiler reads. Line information would put absolute paths
 # into cubins; the fusion default differs between Triton versions.
@@ -79,6 +80,8 @@ def encode_definition(definition: Definition) -> bytes:
             source.constants,
             source.num_warps,
             source.num_stages,
+            source.divisible,
+            source.options,
         ]
     else:
         described = ["cute", source.kernel, source.constants, source.launch.to_fields()]
@@ -91,9 +94,11 @@ def dialect_of(definition: Definition) -> str:
     return "cute" if isinstance(definition.source, CuteSource) else "triton"
 
 
-def source_roots(family: Family, definition: Definition) -> tuple[str, str]:
-    """Return the modules that a program comes from: the family's and its kernel's."""
-    return family.reference.partition(":")[0], definition.source.kernel.partition(":")[0]
+def source_roots(family: Family, definition: Definition) -> tuple[str, ...]:
+    """Return the modules that a program comes from: those of its family, its kernel and objects among its constants."""
+    kernel = definition.source.kernel.partition(":")[0]
+    named = (module for _, value in definition.source.constants for module in constant_modules(value))
+    return tuple(dict.fromkeys((family.reference.partition(":")[0], kernel, *named)))
 
 
 def differing_labels(a: Key, b: Key) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
         A compiler whose fingerprint the keys need is not installed, or not whole.
     """
     installed: dict[str, Toolchain] = {}
-    read: dict[tuple[str, str], Sources] = {}
+    read: dict[tuple[str, ...], Sources] = {}
     keyed: list[KeyedProgram | UnkeyedProgram] = []
     for family, payload in plan.programs:
         definition = family.define(payload, plan.target)

@@ -63,6 +63,8 @@ def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:
         if (record.arch, record.payload) != (program.target.arch, program.payload.encode()):
             raise DamagedRecord("it is another program's")
         cubin = store.get_blob(record.blob)
+        for _, digest in record.companions:
+            store.get_blob(digest)
         inspect_cubin(program.name, cubin, program.definition, record.launch, program.target)
     except (MissingEntry, DamagedEntry):
         return None
@@ -79,7 +81,7 @@ def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:
 
 
 def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outcome:
-    """Compile one program and publish it: the cubin first, its record last."""
+    """Compile one program and publish it: the cubin and its companions first, the record last."""
     task = Task(program.family.reference, program.payload, program.target, program.sources)
     started = time.monotonic()
     try:
@@ -89,6 +91,8 @@ def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outc
         return Outcome(program=program, status="failed", seconds=time.monotonic() - started, reason=str(error))
     seconds = time.monotonic() - started
     store.put_blob(compiled.cubin)
+    for _, content in compiled.companions:
+        store.put_blob(content)
     published = store.put_record(program.key.digest, record.encode())
     if published.outcome == "different":
         reason = f"record {published.offered} differs from {published.digest}, stored for the same inputs"
@@ -118,6 +122,7 @@ def make_record(program: KeyedProgram, compiled: CompiledProgram) -> ProgramReco
         registers=kernel.registers,
         stack_bytes=kernel.stack_bytes,
         static_shared_bytes=kernel.shared_bytes,
+        companions=tuple((name, digest_of(content)) for name, content in compiled.companions),
     )
 
 

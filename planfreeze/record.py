@@ -1,5 +1,6 @@
 """Records: what the store knows of a key, as canonical bytes."""
 
+import itertools
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,7 +11,7 @@ from planfreeze.family import LaunchInfo
 
 __all__ = ["RECORD_FORMAT", "ProgramRecord"]
 
-RECORD_FORMAT = 1
+RECORD_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class ProgramRecord:
         Size of every kernel parameter in order, read from the cubin.
     registers, stack_bytes, static_shared_bytes : int
         Resources per thread and block, read from the cubin.
+    companions : tuple of (str, str)
+        Blobs that a compiler's own runtime needs beside the cubin to launch the program: name and sha256.
     """
 
     family: str
@@ -41,6 +44,7 @@ class ProgramRecord:
     registers: int
     stack_bytes: int
     static_shared_bytes: int
+    companions: tuple[tuple[str, str], ...] = ()
 
     def encode(self) -> bytes:
         """Return the canonical bytes: msgpack of [format, [[field, value], ...]] in declared order."""
@@ -64,6 +68,7 @@ class ProgramRecord:
             values: dict[str, Any] = dict(stated)
             values["launch"] = LaunchInfo.from_fields(values["launch"])
             values["parameter_bytes"] = tuple(values["parameter_bytes"])
+            values["companions"] = tuple((name, digest) for name, digest in values["companions"])
             record = cls(**values)
             is_canonical = record.encode() == data and has_declared_types(record)
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
@@ -76,7 +81,7 @@ class ProgramRecord:
 def has_declared_types(record: ProgramRecord) -> bool:
     """Tell whether every field holds what it is declared to hold; ``True`` is no int."""
     launch = record.launch
-    texts = (record.family, record.arch, record.blob, record.symbol)
+    texts = (record.family, record.arch, record.blob, record.symbol, *itertools.chain(*record.companions))
     flags = (launch.is_cooperative, launch.is_programmatic)
     counts = (
         *(record.registers, record.stack_bytes, record.static_shared_bytes, *record.parameter_bytes),

@@ -53,12 +53,13 @@ class PlannedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedProgram:
-    """A planned program whose record, cubin, architecture and parameters were all checked."""
+    """A planned program whose record, blobs, architecture and parameters were all checked."""
 
     name: str
     planned: PlannedProgram
     record: ProgramRecord
     cubin: bytes
+    companions: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def payload(self) -> Payload:
@@ -237,7 +238,7 @@ def resolve_plan(plan: FrozenPlan, store: Store) -> Resolution:
 
 
 def resolve_program(planned: PlannedProgram, store: Store) -> ResolvedProgram:
-    """Follow one entry of a plan: record digest, blob digest, cubin, architecture, parameters.
+    """Follow one entry of a plan: record digest, blob digests, cubin, architecture, parameters.
 
     Raises
     ------
@@ -254,4 +255,5 @@ def resolve_program(planned: PlannedProgram, store: Store) -> ResolvedProgram:
     kernel = inspect_cubin(name, cubin, planned.definition, record.launch, planned.target)
     if (kernel.symbol, kernel.parameter_sizes) != (record.symbol, record.parameter_bytes):
         raise UnexpectedCubin(name, "its record describes another kernel")
-    return ResolvedProgram(name=name, planned=planned, record=record, cubin=cubin)
+    companions = tuple((file, store.get_blob(digest)) for file, digest in record.companions)
+    return ResolvedProgram(name=name, planned=planned, record=record, cubin=cubin, companions=companions)

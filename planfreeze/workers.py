@@ -102,8 +102,12 @@ class Worker:
             timer.cancel()
         if outcome[0] == "failed":
             raise CompileFailed(task.family, outcome[1] + self._read_log(started_at))
-        cubin, launch = outcome[1:]
-        return CompiledProgram(cubin=cubin, launch=LaunchInfo.from_fields(launch))
+        cubin, launch, companions = outcome[1:]
+        return CompiledProgram(
+            cubin=cubin,
+            launch=LaunchInfo.from_fields(launch),
+            companions=tuple((name, content) for name, content in companions),
+        )
 
     def kill(self) -> None:
         """End the process, whatever it is doing; safe from another thread."""
@@ -198,7 +202,7 @@ def main() -> None:
             return
         try:
             compiled = compile_task(message)
-            outcome: list[object] = ["compiled", compiled.cubin, compiled.launch.to_fields()]
+            outcome: list[object] = ["compiled", compiled.cubin, compiled.launch.to_fields(), compiled.companions]
         except PlanfreezeError as error:
             outcome = ["failed", str(error)]
         except Exception:  # noqa: BLE001 - a compiler may raise anything; the parent reports it by program

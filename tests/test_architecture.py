@@ -19,7 +19,7 @@ FOLDERS = {
 LAYERS = (
     ("errors", "settings"),
     ("cache", "elf", "sources", "toolchain"),
-    ("target", "payload", "family"),
+    ("target", "payload", "family", "constants"),
     ("key", "record", "inspection"),
     ("models",),
     ("plans",),

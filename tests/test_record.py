@@ -7,7 +7,7 @@ import pytest
 
 from planfreeze.errors import DamagedRecord
 from planfreeze.family import LaunchInfo
-from planfreeze.record import ProgramRecord
+from planfreeze.record import RECORD_FORMAT, ProgramRecord
 
 RECORD = ProgramRecord(
     family="toys.families:add",
@@ -22,21 +22,24 @@ RECORD = ProgramRecord(
     registers=32,
     stack_bytes=0,
     static_shared_bytes=1024,
+    companions=(("launcher.so", "cd" * 32),),
 )
 GOLDEN = bytes.fromhex(
-    "92019a92a666616d696c79b1746f79732e66616d696c6965733a61646492a461726368a6736d5f39306192a4626c6f62"
+    "92029b92a666616d696c79b1746f79732e66616d696c6965733a61646492a461726368a6736d5f39306192a4626c6f62"
     "d94061626162616261626162616261626162616261626162616261626162616261626162616261626162616261626162"
     "61626162616261626162616261626162616292a673796d626f6caa6164645f6b65726e656c92a77061796c6f6164c413"
     "92a8746f79735f6164649192a5626c6f636b4092a66c61756e63689792a5626c6f636b93cc80010192a7636c75737465"
     "729302010192ac7368617265645f6279746573cd040092aa6d696e5f626c6f636b730192b063617276656f75745f7065"
     "7263656e746492ae69735f636f6f7065726174697665c292af69735f70726f6772616d6d61746963c392af706172616d"
     "657465725f62797465739308080492a97265676973746572732092ab737461636b5f62797465730092b3737461746963"
-    "5f7368617265645f6279746573cd0400"
+    "5f7368617265645f6279746573cd040092aa636f6d70616e696f6e739192ab6c61756e636865722e736fd94063646364"
+    "636463646364636463646364636463646364636463646364636463646364636463646364636463646364636463646364"
+    "636463646364636463646364"
 )
 STATED = [[name, value] for name, value in msgpack.unpackb(GOLDEN)[1]]
 
 
-def pack(stated, record_format=1):
+def pack(stated, record_format=RECORD_FORMAT):
     return msgpack.packb([record_format, stated])
 
 
@@ -102,7 +105,7 @@ DAMAGED = {
     "a map": msgpack.packb({"format": 1}),
     "trailing bytes": GOLDEN + b"\0",
     "two records": GOLDEN * 2,
-    "another format": pack(STATED, 2),
+    "another format": pack(STATED, RECORD_FORMAT + 1),
     "format True": pack(STATED, True),
     "no fields": pack([]),
     "a field less": pack(STATED[1:]),

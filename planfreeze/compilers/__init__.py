@@ -12,10 +12,17 @@ __all__ = ["CompiledProgram", "load_kernel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """What a compile gives: the cubin, and the launch facts that only the compiler knows."""
+    """What a compile gives: the cubin, and the launch facts that only the compiler knows.
+
+    Parameters
+    ----------
+    companions : tuple of (str, bytes)
+        What else a compiler's own runtime needs to launch the program, by name.
+    """
 
     cubin: bytes
     launch: LaunchInfo
+    companions: tuple[tuple[str, bytes], ...] = ()
 
 
 def load_kernel(reference: str) -> Any:

@@ -8,6 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from planfreeze.compilers import CompiledProgram, load_kernel
+from planfreeze.constants import thaw_constant
 from planfreeze.errors import CompileFailed
 from planfreeze.family import Argument, LaunchInfo, TritonSource
 from planfreeze.target import Target
@@ -15,19 +16,18 @@ from planfreeze.target import Target
 __all__ = ["compile_program"]
 
 ELEMENT_TYPES = {
-    "u8": "u8",
-    "i16": "i16",
-    "i32": "i32",
-    "i64": "i64",
-    "u32": "u32",
-    "bf16": "bf16",
+    "bool": "i1",
+    "f8e4m3": "fp8e4nv",
+    "f8e5m2": "fp8e5",
+    "f16": "fp16",
     "f32": "fp32",
+    "f64": "fp64",
 }
 DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
 def compile_program(source: TritonSource, arguments: tuple[Argument, ...], target: Target) -> CompiledProgram:
-    """Compile one kernel. Every pointer of 16-byte alignment is declared so; no scalar is specialised.
+    """Compile one kernel, with the specialisation that its source and the alignment of its pointers say.
 
     Raises
     ------
@@ -35,20 +35,21 @@ def compile_program(source: TritonSource, arguments: tuple[Argument, ...], targe
         The kernel's parameters are not the family's arguments, or it needs scratch memory.
     """
     kernel = load_kernel(source.kernel)
-    constants: dict[str, Any] = dict(source.constants)
-    types = {a.name: ("*" if a.is_pointer else "") + ELEMENT_TYPES[a.dtype] for a in arguments}
+    constants: dict[str, Any] = {name: thaw_constant(value) for name, value in source.constants}
+    types = {a.name: ("*" if a.is_pointer else "") + ELEMENT_TYPES.get(a.dtype, a.dtype) for a in arguments}
     runtime = tuple(name for name in kernel.arg_names if name not in constants)
     if runtime != tuple(types):
         raise CompileFailed(source.kernel, f"kernel takes {runtime}, its family declares {tuple(types)}")
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    aligned = {a.name for a in arguments if a.is_pointer and a.alignment % 16 == 0}
-    attributes = {(i,): DIVISIBLE_BY_16 for i, name in enumerate(kernel.arg_names) if name in aligned}
+    divisible = {a.name for a in arguments if a.is_pointer and a.alignment % 16 == 0} | set(source.divisible)
+    attributes = {(i,): DIVISIBLE_BY_16 for i, name in enumerate(kernel.arg_names) if name in divisible}
+    options = {name: thaw_constant(value) for name, value in source.options}
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
         compiled = triton.compile(
             ASTSource(kernel, signature, constants, attributes),
             target=GPUTarget("cuda", target.sm, 32),
-            options={"num_warps": source.num_warps, "num_stages": source.num_stages},
+            options={"num_warps": source.num_warps, "num_stages": source.num_stages, **options},
         )
     facts = compiled.metadata
     scratch = {name: getattr(facts, name, 0) or 0 for name in ("global_scratch_size", "profile_scratch_size")}

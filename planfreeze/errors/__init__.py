@@ -14,6 +14,7 @@ from planfreeze.errors.asked import (
     UnknownArm,
     UnknownFamily,
     UnknownIdType,
+    UnnameableConstant,
     UnservedCapacity,
 )
 from planfreeze.errors.base import (
@@ -202,6 +203,7 @@ __all__ = [
     "UnknownModel",
     "UnknownModelField",
     "UnknownRoad",
+    "UnnameableConstant",
     "UnparsableSource",
     "UnplannedProgram",
     "UnservedCapacity",

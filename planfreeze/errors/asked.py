@@ -16,6 +16,7 @@ __all__ = [
     "UnknownArm",
     "UnknownFamily",
     "UnknownIdType",
+    "UnnameableConstant",
     "UnservedCapacity",
 ]
 
@@ -244,4 +245,20 @@ class UnservedCapacity(PlanfreezeError):
             f"{self.model} at tp {self.tp}: no kernels for the capacities {', '.join(map(str, self.unserved))}. "
             f"Kernels count rows and tasks in 32 bits, and calls of so many tokens can need more. "
             f"Declare the plan with: {one_of}"
+        )
+
+
+class UnnameableConstant(PlanfreezeError):
+    """A constant of a kernel is something that no other process could find."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, value: str, reason: str) -> None:
+        super().__init__(name, value, reason)
+        self.name, self.value, self.reason = name, value, reason
+
+    def __str__(self) -> str:
+        return (
+            f"constant {self.name} = {self.value}: {self.reason}. A program is compiled in another process, and "
+            f"kept under a key of its constants. Give it a name in a module, or pass an int, bool, str, float or None"
         )
