@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from probes.scale_probe import ScalePlanesPayload, ScaleWordsPayload
+from probes.shared_probe import SharedProbePayload
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
@@ -43,6 +44,8 @@ SMALL_EXPERTS = 3
 WIDE = ExpandPayload(experts=32769, rows=128, columns=512, group_rows=128)
 PROBED = INLINE_GEOMETRIES[:5]
 COPY_THREADS = (0, 32)
+# Up to 48 KiB a kernel gets without asking; from there on its limit has to be raised.
+SHARED_BYTES = (47 * 1024, 48 * 1024, 48 * 1024 + 16, 49 * 1024, 100 * 1024)
 
 
 def model_plans() -> tuple[Plan, ...]:
@@ -89,6 +92,7 @@ def check_plan() -> Plan:
     payloads.append(WIDE)
     payloads += [words_payload(geometry, thread) for geometry in PROBED for thread in COPY_THREADS]
     payloads += [planes_payload(geometry, is_inline=inline) for geometry in PROBED for inline in (False, True)]
+    payloads += [SharedProbePayload(shared_bytes=size) for size in SHARED_BYTES]
     return Plan(model="checks", tp=1, target=target(ARCH), payloads=tuple(payloads))
 
 

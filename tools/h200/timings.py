@@ -256,12 +256,12 @@ def time_launch(session: Session, hidden: int, top_k: int) -> dict[str, Any]:
     return {name: spread([host_us(call) for _ in range(15)]) for name, call in arms.items()}
 
 
-def host_us(call: Callable[[], Any]) -> float:
-    """Return the host's microseconds a call over 500 calls; the device keeps up."""
+def host_us(call: Callable[[], Any], calls: int = 500) -> float:
+    """Return the host's microseconds a call; the device keeps up."""
     torch.cuda.synchronize()
     started = time.perf_counter()
-    for _ in range(500):
+    for _ in range(calls):
         call()
     elapsed = time.perf_counter() - started
     torch.cuda.synchronize()
-    return elapsed / 500 * 1e6
+    return elapsed / calls * 1e6
