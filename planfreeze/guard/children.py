@@ -45,10 +45,9 @@ def child_environment(
 def without_guard(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which no process arms a guard: for processes that build."""
     kept = {name: value for name, value in environ.items() if name not in (MODE, ALLOWED, LOG)}
-    if SEARCH_PATH in kept:
-        entries = [entry for entry in kept[SEARCH_PATH].split(os.pathsep) if entry != STARTUP_FOLDER]
-        kept[SEARCH_PATH] = os.pathsep.join(entries)
-    return kept
+    entries = kept.pop(SEARCH_PATH, STARTUP_FOLDER).split(os.pathsep)
+    behind = [entry for entry in entries if entry != STARTUP_FOLDER]
+    return kept | ({SEARCH_PATH: os.pathsep.join(behind)} if behind else {})
 
 
 def guard_variables(search_path: str | None, mode: Mode, allowed: frozenset[str]) -> dict[str, str]:
