@@ -257,8 +257,39 @@ def test_what_others_set_while_a_guard_is_armed_is_left_to_them() -> None:
     announcement.update([("raise", frozenset())])
     del environ["PLANFREEZE_GUARD"]
     environ["PYTHONPATH"] = "/b"
+    announcement.update([("raise", frozenset()), ("count", frozenset())])
+    assert "PLANFREEZE_GUARD" not in environ and environ["PYTHONPATH"] == "/b"
     announcement.update([])
     assert environ == {"PYTHONPATH": "/b"}
+
+
+class Recorded(dict[str, str]):
+    """An environment that keeps every state of one variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[str | None] = []
+
+    def __setitem__(self, name: str, value: str) -> None:
+        super().__setitem__(name, value)
+        self.states.append(self.get("PLANFREEZE_GUARD"))
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.states.append(self.get("PLANFREEZE_GUARD"))
+
+
+def test_nested_guards_leave_no_moment_without_one() -> None:
+    environ = Recorded()
+    announcement = Announcement(environ)
+    announcement.update([("count", frozenset())])
+    announcement.update([("count", frozenset()), ("raise", frozenset({"cute"}))])
+    announcement.update([("raise", frozenset({"cute"}))])
+    assert (environ["PLANFREEZE_GUARD"], environ["PLANFREEZE_GUARD_ALLOWED"]) == ("raise", "cute")
+    announcement.update([("count", frozenset())])
+    assert environ["PLANFREEZE_GUARD"] == "count" and None not in environ.states
+    announcement.update([])
+    assert environ == {}
 
 
 def test_builds_of_planfreeze_are_not_guarded(
