@@ -10,19 +10,11 @@ from triton.compiler import ASTSource
 from planfreeze.compilers import CompiledProgram, load_kernel
 from planfreeze.constants import thaw_constant
 from planfreeze.errors import CompileFailed
-from planfreeze.family import Argument, LaunchInfo, TritonSource
+from planfreeze.family import TRITON_TYPES, Argument, LaunchInfo, TritonSource
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
 
-ELEMENT_TYPES = {
-    "bool": "i1",
-    "f8e4m3": "fp8e4nv",
-    "f8e5m2": "fp8e5",
-    "f16": "fp16",
-    "f32": "fp32",
-    "f64": "fp64",
-}
 DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
@@ -36,7 +28,7 @@ def compile_program(source: TritonSource, arguments: tuple[Argument, ...], targe
     """
     kernel = load_kernel(source.kernel)
     constants: dict[str, Any] = {name: thaw_constant(value) for name, value in source.constants}
-    types = {a.name: ("*" if a.is_pointer else "") + ELEMENT_TYPES.get(a.dtype, a.dtype) for a in arguments}
+    types = {a.name: ("*" if a.is_pointer else "") + TRITON_TYPES[a.dtype] for a in arguments}
     runtime = tuple(name for name in kernel.arg_names if name not in constants)
     if runtime != tuple(types):
         raise CompileFailed(source.kernel, f"kernel takes {runtime}, its family declares {tuple(types)}")

@@ -52,6 +52,7 @@ from planfreeze.errors.checkpoints import (
 from planfreeze.errors.guarding import (
     CompilationForbidden,
     GuardAsleep,
+    GuardLogFailed,
     UnknownMode,
     UnknownRoad,
     UnwatchableRoad,
@@ -140,6 +141,7 @@ __all__ = [
     "ExpertsDiffer",
     "ExtraMissing",
     "GuardAsleep",
+    "GuardLogFailed",
     "InvalidArgument",
     "InvalidCapacity",
     "InvalidCubin",
