@@ -19,14 +19,14 @@ FOLDERS = {
 LAYERS = (
     ("errors", "settings"),
     ("cache", "elf", "sources", "toolchain"),
-    ("target", "payload", "family"),
-    ("key", "record", "inspection"),
+    ("target", "payload", "family", "machine"),
+    ("key", "record", "inspection", "knobs"),
     ("models",),
     ("plans",),
     ("resolve", "explanations", "compilers"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("outcomes", "slots", "builds", "sessions", "replays"),
-    ("process_session", "reports", "cli"),
+    ("outcomes", "slots", "builds", "sessions", "replays", "questions", "running"),
+    ("process_session", "reports", "run_reports", "diagnosis", "pytest_replay", "pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # The package itself hands out public names of any layer, at their first use.
@@ -36,6 +36,7 @@ COMPILERS = ("triton", "cutlass", "cuda", "torch")
 ENVIRONMENT_READERS = {
     "planfreeze.settings",
     "planfreeze.replays",  # makes the environment of the process that proves the guard
+    "planfreeze.running",  # makes the environment of a guarded command
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
 }

@@ -70,6 +70,12 @@ from planfreeze.errors.models import (
     UntiledModel,
     UntiledShards,
 )
+from planfreeze.errors.running import (
+    CommandMissing,
+    CommandNotExecutable,
+    ReportUnwritable,
+    StartNotWatched,
+)
 from planfreeze.errors.serving import (
     CapacityExceeded,
     DamagedPrograms,
@@ -124,6 +130,8 @@ __all__ = [
     "CapacityExceeded",
     "CheckpointMissing",
     "CheckpointUnwritable",
+    "CommandMissing",
+    "CommandNotExecutable",
     "CompilationForbidden",
     "CompileFailed",
     "CompilerMissing",
@@ -173,6 +181,7 @@ __all__ = [
     "PlanfreezeError",
     "PlansDisagree",
     "RankOutOfRange",
+    "ReportUnwritable",
     "ScalesDiffer",
     "SessionState",
     "SeveralArms",
@@ -180,6 +189,7 @@ __all__ = [
     "ShardMissing",
     "SourceChanged",
     "SourceUnreadable",
+    "StartNotWatched",
     "StoreMissing",
     "StoreTooNew",
     "StoreUnusable",
