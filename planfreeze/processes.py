@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from planfreeze.errors import PlanMissing
+from planfreeze.guard.children import without_guard
 from planfreeze.plans import build_arguments
 from planfreeze.resolve import PlanReference
 
@@ -51,5 +52,9 @@ def build_in_child(reference: PlanReference, store: Path, *, is_trusted: bool) -
     command = [sys.executable, "-m", "planfreeze", "build", *arguments, "--store", str(store)]
     if is_trusted:
         command.append("--trust-store")
-    if not arguments or subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode != 0:
+    environment = without_guard(os.environ)
+    if (
+        not arguments
+        or subprocess.run(command, stdout=subprocess.DEVNULL, check=False, env=environment).returncode != 0
+    ):
         raise PlanMissing(str(reference), str(store), shlex.join(["planfreeze", *command[3:]]))

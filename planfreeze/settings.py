@@ -4,10 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from planfreeze.errors import InvalidSetting
 
-__all__ = ["Settings", "read_settings", "store_path", "user_cache"]
+__all__ = ["GuardSettings", "Mode", "Settings", "read_guard_settings", "read_settings", "store_path", "user_cache"]
+
+Mode = Literal["raise", "warn", "count", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,43 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         is_store_trusted=read_switch(environ, "PLANFREEZE_TRUST_STORE", "0"),
         is_csf_inline=read_switch(environ, "PLANFREEZE_CSF_INLINE", "1"),
         csf_inline_max_tokens=read_count(environ, "PLANFREEZE_CSF_INLINE_MAX_TOKENS", "1536"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """What a process is asked to guard, by the one that started it.
+
+    Parameters
+    ----------
+    mode : str, optional
+        ``PLANFREEZE_GUARD``: raise, warn, count or off; None where the variable is not set.
+    allowed : frozenset of str
+        ``PLANFREEZE_GUARD_ALLOWED``: roads to let pass, comma separated.
+    log : Path, optional
+        ``PLANFREEZE_GUARD_LOG``: file to which armed guards add every attempt.
+    """
+
+    mode: Mode | None = None
+    allowed: frozenset[str] = frozenset()
+    log: Path | None = None
+
+
+def read_guard_settings(environ: Mapping[str, str] = os.environ) -> GuardSettings:
+    """Read the settings of guards.
+
+    Raises
+    ------
+    InvalidSetting
+        ``PLANFREEZE_GUARD`` is not a mode.
+    """
+    mode, log = environ.get("PLANFREEZE_GUARD"), environ.get("PLANFREEZE_GUARD_LOG")
+    if mode and mode not in get_args(Mode):
+        raise InvalidSetting("PLANFREEZE_GUARD", mode, "raise, warn, count or off")
+    return GuardSettings(
+        mode=cast("Mode", mode) if mode else None,
+        allowed=frozenset(name for name in environ.get("PLANFREEZE_GUARD_ALLOWED", "").split(",") if name),
+        log=Path(log) if log else None,
     )
 
 

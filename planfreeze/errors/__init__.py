@@ -51,6 +51,7 @@ from planfreeze.errors.checkpoints import (
 from planfreeze.errors.guarding import (
     CompilationForbidden,
     GuardAsleep,
+    GuardLogFailed,
     UnknownMode,
     UnknownRoad,
     UnwatchableRoad,
@@ -147,6 +148,7 @@ __all__ = [
     "ExpertsDiffer",
     "ExtraMissing",
     "GuardAsleep",
+    "GuardLogFailed",
     "InvalidArgument",
     "InvalidCapacity",
     "InvalidCubin",

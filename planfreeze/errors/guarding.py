@@ -4,7 +4,14 @@ from typing import Any
 
 from planfreeze.errors.base import PlanfreezeError
 
-__all__ = ["CompilationForbidden", "GuardAsleep", "UnknownMode", "UnknownRoad", "UnwatchableRoad"]
+__all__ = [
+    "CompilationForbidden",
+    "GuardAsleep",
+    "GuardLogFailed",
+    "UnknownMode",
+    "UnknownRoad",
+    "UnwatchableRoad",
+]
 
 
 class CompilationForbidden(PlanfreezeError):
@@ -19,7 +26,8 @@ class CompilationForbidden(PlanfreezeError):
     def __str__(self) -> str:
         step = "" if "Run:" in self.explanation else " Run: planfreeze build, with a plan that holds this program"
         explanation = f" {self.explanation}" if self.explanation else ""
-        return f"{self.attempt}. Nothing may be compiled while a guard is armed.{explanation}{step}"
+        refusal = f"Nothing may be {self.attempt.participle} while a guard is armed."
+        return f"{self.attempt}. {refusal}{explanation}{step}"
 
 
 class UnwatchableRoad(PlanfreezeError):
@@ -48,7 +56,10 @@ class UnknownRoad(PlanfreezeError):
         self.name, self.known = name, known
 
     def __str__(self) -> str:
-        return f"{self.name} is not a road a guard watches, so it cannot be proven. Use one of: {', '.join(self.known)}"
+        return (
+            f"{self.name} is not a road a guard watches, so it can be neither proven nor allowed. "
+            f"Use one of: {', '.join(self.known)}"
+        )
 
 
 class UnknownMode(PlanfreezeError):
@@ -64,6 +75,22 @@ class UnknownMode(PlanfreezeError):
         return (
             f"{self.mode!r} is not a mode of a guard. A guard that guesses could let a compile pass. "
             f"Use one of: {', '.join(self.known)}"
+        )
+
+
+class GuardLogFailed(PlanfreezeError):
+    """An attempt to compile cannot be written to the log of the run."""
+
+    exit_code = 6
+
+    def __init__(self, path: str, attempt: str, reason: str) -> None:
+        super().__init__(path, attempt, reason)
+        self.path, self.attempt, self.reason = path, attempt, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.attempt}, and {self.path} does not take a line: {self.reason}. A run that reads its log would "
+            f"pass without this attempt. Set PLANFREEZE_GUARD_LOG to a file that can be written"
         )
 
 

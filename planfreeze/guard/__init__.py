@@ -6,17 +6,26 @@
 """
 
 from planfreeze.guard.attempts import Attempt, Mode
+from planfreeze.guard.children import child_environment
+from planfreeze.guard.claims import Call, claim
 from planfreeze.guard.guards import Guard, no_compilation
+from planfreeze.guard.logs import LoggedAttempt, read_log
 from planfreeze.guard.proofs import Proof, prove, self_test
-from planfreeze.guard.watch import installed_roads
+from planfreeze.guard.watch import attempt_totals, installed_roads
 
 __all__ = [
     "Attempt",
+    "Call",
     "Guard",
+    "LoggedAttempt",
     "Mode",
     "Proof",
+    "attempt_totals",
+    "child_environment",
+    "claim",
     "installed_roads",
     "no_compilation",
     "prove",
+    "read_log",
     "self_test",
 ]

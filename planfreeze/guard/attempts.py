@@ -3,12 +3,28 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from types import CodeType, FrameType
 from typing import Any, Literal
 
-__all__ = ["Attempt", "Describe", "Mode", "Release", "Report", "definition_of", "user_location"]
+from planfreeze.settings import Mode
 
-Mode = Literal["raise", "warn", "count", "off"]
+__all__ = [
+    "NO_ATTEMPT",
+    "Attempt",
+    "Describe",
+    "Facts",
+    "Mode",
+    "NoAttempt",
+    "Release",
+    "Report",
+    "definition_of",
+    "user_location",
+]
+
+Action = Literal["compile", "build", "benchmark", "load"]
+Facts = tuple[tuple[str, str], ...]
+PARTICIPLES = {"compile": "compiled", "build": "built", "benchmark": "benchmarked", "load": "loaded"}
 
 # Frames of these packages are never the user's: compilers, this package, and what runs callables on other threads.
 INNER_PACKAGES = frozenset(
@@ -35,25 +51,50 @@ class Attempt:
         Name of the road it took, such as ``triton``.
     kernel : str
         Qualified name of what would be compiled.
-    signature : str
-        The specialization in words: types, divisibility, constants, options.
     location : str
         ``file.py:123`` of the innermost user frame; where a pool thread calls the compiler with no user frame
         below it, the line that defines the kernel.
+    facts : tuple of (str, str)
+        The specialization: argument or option name, and what it is: type and divisibility, value, option.
+    signature : str, optional
+        The specialization in words; spelled from the facts unless given.
+    action : str
+        What it came to do: compile, build, benchmark or load.
     """
 
     road: str
     kernel: str
-    signature: str
+    signature: str = ""
     location: str
+    facts: Facts = ()
+    action: Action = "compile"
+
+    def __post_init__(self) -> None:
+        if self.facts and not self.signature:
+            spelled = ", ".join(f"{name}: {value}" if name else value for name, value in self.facts)
+            object.__setattr__(self, "signature", spelled)
 
     def __str__(self) -> str:
-        return f"{self.road} was asked to compile {self.kernel}({self.signature}) at {self.location}"
+        return f"{self.road} was asked to {self.action} {self.kernel}({self.signature}) at {self.location}"
 
+    @property
+    def participle(self) -> str:
+        """What may not be done, as in "nothing may be compiled"."""
+        return PARTICIPLES[self.action]
+
+
+class NoAttempt(Enum):
+    """A description of a call that is no attempt itself, while what it calls may be one."""
+
+    NO_ATTEMPT = "no attempt"
+
+
+NO_ATTEMPT = NoAttempt.NO_ATTEMPT
 
 Report = Callable[[Attempt], None]
 Release = Callable[[], None]
-Describe = Callable[[tuple[Any, ...], dict[str, Any]], Attempt | None]
+# None: the call goes on with an attempt that was already reported, and so does all that it calls.
+Describe = Callable[[tuple[Any, ...], dict[str, Any]], Attempt | NoAttempt | None]
 
 
 def user_location(definition: str) -> str:

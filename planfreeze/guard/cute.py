@@ -2,16 +2,18 @@
 
 What counts as an attempt: every ``cute.compile``, which never uses a cache, and every call of a ``@cute.jit``
 function from Python, which traces and lowers before it looks into a cache. Calling what ``cute.compile`` returned,
-or a loaded object, lowers nothing and is allowed.
+or a loaded object, lowers nothing and is allowed, and so is a call that something claims to serve.
 
 Not seen: MLIR passes run through the private bindings in ``cutlass._mlir``.
 """
 
 import sys
 from contextlib import suppress
+from types import FunctionType, MethodType
 from typing import Any
 
-from planfreeze.guard.attempts import Attempt, definition_of, user_location
+from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, Facts, NoAttempt, definition_of, user_location
+from planfreeze.guard.claims import Call, is_claimed
 from planfreeze.guard.roads import Door, Road, watch_doors
 
 __all__ = ["road"]
@@ -20,30 +22,43 @@ __all__ = ["road"]
 CALLER_DEPTH = 4
 
 
-def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
     """Describe ``CompileCallable._compile(self, func, *args, **kwargs)``."""
     stated = {name: value for name, value in options.items() if name != "func"}
-    chosen = [
-        f"{type(option).__name__}={option.value}"
-        for option in getattr(getattr(first(arguments), "_compile_options", None), "options", {}).values()
-        if option.value != option._default
-    ]
+    compiler = first(arguments)
     function = arguments[1] if len(arguments) > 1 else options.get("func")
+    if is_claimed(Call(function=function, arguments=arguments[2:], options=stated, compiler=compiler)):
+        return NO_ATTEMPT
+    chosen = tuple(
+        (type(option).__name__, str(option.value))
+        for option in getattr(getattr(compiler, "_compile_options", None), "options", {}).values()
+        if option.value != option._default
+    )
     return make_attempt(function, arguments[2:], stated, chosen)
 
 
-def describe_preprocess(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
+def describe_preprocess(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
     """Describe ``BaseDSL._preprocess_and_replace_code(func)``; the call's arguments are in the wrapper's frame."""
-    call = find_wrapper() or {}
-    return make_attempt(first(arguments, options.get("func")), call.get("args", ()), call.get("kwargs", {}), [])
+    wrapped = find_wrapper() or {}
+    function = first(arguments, options.get("func"))
+    if is_claimed(implicit_call(function, wrapped)):
+        return NO_ATTEMPT
+    return make_attempt(function, wrapped.get("args", ()), wrapped.get("kwargs", {}))
 
 
-def describe_trace(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+def describe_trace(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt | None:
     """Describe ``_func(self, funcBody, *args, **kwargs)`` and ``_device_func`` of a DSL object."""
-    if find_wrapper() is not None:
-        # The wrapper called the preprocessor a moment ago: that was the attempt.
-        return None
-    return make_attempt(first(arguments[1:], options.get("funcBody")), arguments[2:], options, [])
+    wrapped = find_wrapper()
+    function = first(arguments[1:], options.get("funcBody"))
+    if wrapped is not None:
+        # The wrapper called the preprocessor a moment ago: that was the attempt, if it was one.
+        return NO_ATTEMPT if is_claimed(implicit_call(function, wrapped)) else None
+    stated = {name: value for name, value in options.items() if name != "funcBody"}
+    return make_attempt(function, arguments[2:], stated)
+
+
+def implicit_call(function: object, wrapped: dict[str, Any]) -> Call:
+    return Call(function=function, arguments=tuple(wrapped.get("args", ())), options=wrapped.get("kwargs", {}))
 
 
 def find_wrapper() -> dict[str, Any] | None:
@@ -54,30 +69,40 @@ def find_wrapper() -> dict[str, Any] | None:
 
 def describe_module(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
     """Describe a call that compiles IR made earlier: no function is left to name."""
-    return Attempt(road="cute", kernel="an MLIR module", signature="", location=user_location("unknown:0"))
+    return Attempt(road="cute", kernel="an MLIR module", location=user_location("unknown:0"))
 
 
 def first(arguments: tuple[Any, ...], default: object = None) -> Any:
     return arguments[0] if arguments else default
 
 
-def make_attempt(function: object, arguments: tuple[Any, ...], options: dict[str, Any], chosen: list[str]) -> Attempt:
+def make_attempt(function: object, arguments: tuple[Any, ...], options: dict[str, Any], chosen: Facts = ()) -> Attempt:
     body = find_body(function)
     code = getattr(body, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code else ()
+    instance = function
     if names[:1] == ("self",):
-        # The instance says nothing of the specialization; cute.compile(instance, ...) leaves it out.
-        arguments = arguments[len(arguments) >= len(names) :]
+        if len(arguments) >= len(names):
+            instance, arguments = arguments[0], arguments[1:]
         names = names[1:]
-    facts = [f"{name}: {describe_value(value)}" for name, value in zip(names, arguments, strict=False)]
-    facts += [describe_value(value) for value in arguments[len(names) :]]
-    facts += [f"{name}={describe_value(value)}" for name, value in options.items()]
+    facts = [(name, describe_value(value)) for name, value in zip(names, arguments, strict=False)]
+    facts += [("", describe_value(value)) for value in arguments[len(names) :]]
+    facts += [(name, describe_value(value)) for name, value in options.items()]
     return Attempt(
         road="cute",
         kernel=f"{getattr(body, '__module__', '?')}.{getattr(body, '__qualname__', repr(function))}",
-        signature=", ".join(facts + chosen),
+        facts=(*facts, *describe_instance(instance, body), *chosen),
         location=user_location(definition_of(body)),
     )
+
+
+def describe_instance(instance: object, body: object) -> Facts:
+    """Name the plain values that a callable instance, or the owner of a method, was made with: its constants."""
+    owner = getattr(instance, "__self__", instance)
+    if owner is body or isinstance(owner, FunctionType | MethodType):
+        return ()
+    plain = getattr(owner, "__dict__", {})
+    return tuple((name, repr(value)) for name, value in plain.items() if isinstance(value, bool | int | float | str))
 
 
 def find_body(function: object) -> object:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from planfreeze.guard.attempts import Describe, Release, Report
+from planfreeze.guard.attempts import NO_ATTEMPT, Describe, Release, Report
 
 __all__ = ["install_gate", "passing"]
 
@@ -47,10 +47,10 @@ def passing() -> Iterator[None]:
 class Gate:
     """What a gated function does instead: report the attempt, and only then run the original."""
 
-    __slots__ = ("describe", "is_live", "original", "report")
+    __slots__ = ("describe", "is_covering", "is_live", "original", "report")
 
-    def __init__(self, original: Callable[..., Any], describe: Describe, report: Report) -> None:
-        self.original, self.describe, self.report = original, describe, report
+    def __init__(self, original: Callable[..., Any], describe: Describe, report: Report, is_covering: bool) -> None:
+        self.original, self.describe, self.report, self.is_covering = original, describe, report, is_covering
         self.is_live = True
 
     def enter(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -58,13 +58,19 @@ class Gate:
         if not self.is_live or state.is_passing:
             return self.original(*arguments, **options)
         attempt = self.describe(arguments, options)
+        if attempt is NO_ATTEMPT:
+            return self.original(*arguments, **options)
         if attempt is not None:
             self.report(attempt)
+            if not self.is_covering:
+                return self.original(*arguments, **options)
         with passing():
             return self.original(*arguments, **options)
 
 
-def install_gate(owner: type | ModuleType, name: str, describe: Describe, report: Report) -> Release:
+def install_gate(
+    owner: type | ModuleType, name: str, describe: Describe, report: Report, *, is_covering: bool = True
+) -> Release:
     """Gate the function ``name`` of a class or module.
 
     Parameters
@@ -75,9 +81,11 @@ def install_gate(owner: type | ModuleType, name: str, describe: Describe, report
         Its attribute.
     describe : callable
         From positional and keyword arguments of a call to an :class:`~planfreeze.guard.attempts.Attempt`; None
-        for a call that goes on with one already reported.
+        for a call that goes on with one already reported; ``NO_ATTEMPT`` for a call that is none.
     report : callable
         Called with the attempt before the original; refuses by raising.
+    is_covering : bool
+        Whether what an admitted call calls is part of its attempt. After ``NO_ATTEMPT`` it never is.
 
     Returns
     -------
@@ -92,16 +100,15 @@ def install_gate(owner: type | ModuleType, name: str, describe: Describe, report
     found = vars(owner).get(name)
     function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
     if isinstance(function, FunctionType):
-        return gate_function(function, describe, report)
+        return gate_function(function, Gate(copy_function(function), describe, report, is_covering))
     if callable(found):
-        return gate_attribute(owner, name, found, describe, report)
+        return gate_attribute(owner, name, Gate(found, describe, report, is_covering))
     raise AttributeError(f"{owner.__name__} has no function {name}")
 
 
-def gate_function(function: FunctionType, describe: Describe, report: Report) -> Release:
-    """Exchange the code of a Python function."""
-    original = copy_function(function)
-    gate = Gate(original, describe, report)
+def gate_function(function: FunctionType, gate: Gate) -> Release:
+    """Exchange the code of a Python function, of which the gate has a copy."""
+    original: Any = gate.original
     code = make_code(function.__code__.co_freevars)
     # Keyword defaults first: the old code ignores one it has no parameter for, the new code needs it.
     function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "planfreeze_gate": gate}
@@ -123,11 +130,9 @@ def gate_function(function: FunctionType, describe: Describe, report: Report) ->
     return release
 
 
-def gate_attribute(
-    owner: type | ModuleType, name: str, original: Callable[..., Any], describe: Describe, report: Report
-) -> Release:
+def gate_attribute(owner: type | ModuleType, name: str, gate: Gate) -> Release:
     """Exchange an attribute that holds a callable without Python code, such as a method of an extension class."""
-    gate = Gate(original, describe, report)
+    original = gate.original
 
     def entry(*arguments: Any, **options: Any) -> Any:
         return gate.enter(arguments, options)

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import get_args
 
-from planfreeze.errors import CompilationForbidden, UnknownMode
+from planfreeze.errors import CompilationForbidden, UnknownMode, UnknownRoad
 from planfreeze.guard.attempts import Attempt, Mode
-from planfreeze.guard.watch import watch
+from planfreeze.guard.watch import ROADS, watch
 
-__all__ = ["Guard", "no_compilation"]
+__all__ = ["LOADS", "Guard", "no_compilation"]
 
 Explain = Callable[[Attempt], str]
+# Roads that move compiled programs to a device and compile nothing.
+LOADS = frozenset({"triton-load"})
 
 
 class Guard:
@@ -27,25 +29,35 @@ class Guard:
         on; ``count`` only counts; ``off`` watches nothing.
     explain : callable, optional
         From the attempt to a sentence for the message, such as the nearest planned program.
+    allowed : frozenset of str
+        Roads it lets pass, neither counted nor answered.
 
     Raises
     ------
     UnknownMode
         The mode is none of these.
+    UnknownRoad
+        A road is allowed that does not exist.
 
     Notes
     -----
     Arming imports nothing: a compiler that is not loaded is hooked when it is imported. Several guards may be
     armed; each counts every attempt, and the innermost one that refuses raises. What a compile that was let
     through calls in the same thread is part of it and not counted again. A compile that runs in another thread
-    while the guard is armed may finish.
+    while the guard is armed may finish. Python children started while it is armed arm a guard of the same mode.
     """
 
-    def __init__(self, *, mode: Mode = "raise", explain: Explain | None = None) -> None:
+    def __init__(
+        self, *, mode: Mode = "raise", explain: Explain | None = None, allowed: frozenset[str] = frozenset()
+    ) -> None:
         if mode not in get_args(Mode):
             raise UnknownMode(mode, get_args(Mode))
-        self.mode = mode
+        known = tuple(road.name for road in ROADS)
+        for name in sorted(allowed - set(known)):
+            raise UnknownRoad(name, known)
+        self.mode: Mode = mode
         self.explain = explain
+        self.allowed = allowed
         self.is_armed = False
         self.lock = threading.Lock()
         self.counts: Counter[str] = Counter()
@@ -79,6 +91,10 @@ class Guard:
         with self.lock:
             self.counts[attempt.road] += 1
 
+    def renew_lock(self) -> None:
+        """Forget a lock that another thread of the parent may have held when this process was forked."""
+        self.lock = threading.Lock()
+
     def answer(self, attempt: Attempt) -> None:
         """Refuse the attempt, warn of it, or let it go on.
 
@@ -97,8 +113,10 @@ class Guard:
 
 
 @contextmanager
-def no_compilation(mode: Mode = "raise", explain: Explain | None = None) -> Iterator[Guard]:
-    """Forbid compiling in this process while the block runs; resolving programs from a store stays allowed.
+def no_compilation(
+    mode: Mode = "raise", explain: Explain | None = None, *, allowed: frozenset[str] = LOADS
+) -> Iterator[Guard]:
+    """Forbid compiling in this process while the block runs; resolving and loading programs stays allowed.
 
     Yields
     ------
@@ -112,7 +130,7 @@ def no_compilation(mode: Mode = "raise", explain: Explain | None = None) -> Iter
     >>> sum(guard.attempts.values())
     0
     """
-    guard = Guard(mode=mode, explain=explain)
+    guard = Guard(mode=mode, explain=explain, allowed=allowed)
     guard.arm()
     try:
         yield guard

@@ -22,12 +22,16 @@ class Door:
     path : str
         Attribute, or class and attribute with a dot.
     describe : callable
-        From the arguments of a call to an attempt, or None if it goes on with one already reported.
+        From the arguments of a call to an attempt; None if it goes on with one already reported, ``NO_ATTEMPT``
+        if it is none.
+    is_covering : bool
+        Whether what an admitted call calls is part of its attempt.
     """
 
     module: str
     path: str
     describe: Describe
+    is_covering: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ def watch_doors(name: str, doors: tuple[Door, ...]) -> Callable[[ModuleType, Rep
             owner, _, attribute = door.path.rpartition(".")
             try:
                 place = getattr(module, owner) if owner else module
-                releases.append(install_gate(place, attribute, door.describe, report))
+                releases.append(install_gate(place, attribute, door.describe, report, is_covering=door.is_covering))
             except AttributeError as error:
                 release_all(releases)
                 raise UnwatchableRoad(name, f"{door.module}:{door.path}") from error

@@ -1,29 +1,50 @@
 """The watch of this process: which guards are armed, which hooks are in place, and who hears of an attempt."""
 
+import os
 import sys
 import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from planfreeze.guard.attempts import Attempt, Release
+from planfreeze.guard.attempts import Attempt, Mode, Release
+from planfreeze.guard.children import Announcement
 from planfreeze.guard.cute import road as cute_road
 from planfreeze.guard.imports import ImportWatcher, is_importing, wait_for_imports
+from planfreeze.guard.logs import write_log
 from planfreeze.guard.roads import Road, release_all
 from planfreeze.guard.triton import road as triton_road
+from planfreeze.guard.triton_autotune import road as autotune_road
+from planfreeze.guard.triton_build import road as build_road
+from planfreeze.guard.triton_load import road as load_road
+from planfreeze.settings import read_guard_settings
 
-__all__ = ["ROADS", "Listener", "ProbeStopped", "Watch", "installed_roads", "probing", "watch"]
+__all__ = ["ROADS", "Listener", "ProbeStopped", "Watch", "attempt_totals", "installed_roads", "probing", "watch"]
 
-ROADS: tuple[Road, ...] = (triton_road, cute_road)
+ROADS: tuple[Road, ...] = (triton_road, autotune_road, build_road, load_road, cute_road)
 
 
 class Listener(Protocol):
     """An armed guard, as the watch sees it."""
+
+    @property
+    def mode(self) -> Mode:
+        """What it does about an attempt."""
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """Roads of which it does not want to hear."""
 
     def count(self, attempt: Attempt) -> None:
         """Count the attempt."""
 
     def answer(self, attempt: Attempt) -> None:
         """Warn of it or refuse it by raising."""
+
+    def renew_lock(self) -> None:
+        """Forget a lock that a fork may have left taken."""
 
 
 class ProbeStopped(BaseException):
@@ -40,11 +61,22 @@ probing = ThreadState()
 
 
 class Watch:
-    """Hooks that stand as long as at least one guard is armed."""
+    """Hooks that stand as long as at least one guard is armed.
 
-    def __init__(self, roads: tuple[Road, ...]) -> None:
+    Parameters
+    ----------
+    roads : tuple of Road
+        What to watch.
+    announcement : Announcement, optional
+        Tells the children of this process; None leaves them alone.
+    """
+
+    def __init__(self, roads: tuple[Road, ...], announcement: Announcement | None = None) -> None:
         self.roads = roads
+        self.announcement = announcement
         self.armed: tuple[Listener, ...] = ()
+        self.log: Path | None = None
+        self.totals: Counter[str] = Counter()
         # Never held while importing or waiting: an importing thread may need it in `arrived`.
         self.lock = threading.RLock()
         self.releases: list[Release] = []
@@ -54,10 +86,13 @@ class Watch:
 
     def arm(self, guard: Listener) -> None:
         """Add a guard, innermost; the first one puts the hooks in place. All or nothing."""
+        log = read_guard_settings().log
         with self.lock:
             if not self.armed:
                 sys.meta_path.insert(0, self.finder)
+                self.log = log
             self.armed = (*self.armed, guard)
+            self.announce()
         try:
             wait_for_imports(self.names)
             self.look_around()
@@ -69,6 +104,7 @@ class Watch:
         """Remove a guard; the last one takes the hooks off."""
         with self.lock:
             self.armed = tuple(other for other in self.armed if other is not guard)
+            self.announce()
             if self.armed:
                 return
             if self.finder in sys.meta_path:
@@ -98,17 +134,40 @@ class Watch:
             self.seen[module.__name__] = module
 
     def report(self, attempt: Attempt) -> None:
-        """Tell every armed guard; the innermost one that refuses raises."""
+        """Tell every armed guard that wants to hear of it; the innermost one that refuses raises."""
         if probing.is_probing:
             raise ProbeStopped(attempt)
-        armed = self.armed
-        for guard in armed:
+        hearing = [guard for guard in self.armed if attempt.road not in guard.allowed]
+        if not hearing:
+            return
+        with self.lock:
+            self.totals[attempt.road] += 1
+        for guard in hearing:
             guard.count(attempt)
-        for guard in reversed(armed):
+        if self.log is not None:
+            write_log(self.log, attempt)
+        for guard in reversed(hearing):
             guard.answer(attempt)
 
+    def announce(self) -> None:
+        """Tell children what the armed guards ask of them."""
+        if self.announcement is not None:
+            self.announcement.update([(guard.mode, guard.allowed) for guard in self.armed])
 
-watch = Watch(ROADS)
+    def renew_locks(self) -> None:
+        """In a forked child: forget locks that another thread of the parent may have held."""
+        self.lock = threading.RLock()
+        for guard in self.armed:
+            guard.renew_lock()
+
+
+watch = Watch(ROADS, Announcement())
+os.register_at_fork(after_in_child=watch.renew_locks)
+
+
+def attempt_totals() -> Mapping[str, int]:
+    """Return how often each road was tried in this process while a guard was armed that forbids it."""
+    return {road.name: watch.totals[road.name] for road in ROADS}
 
 
 def installed_roads() -> tuple[str, ...]:

@@ -5,11 +5,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+OLDEST_TRITON = "3.6.0"
 
 # What a script sees of compiling: files in a fresh cache, calls of the listener, programs started.
 WITNESSES = """
@@ -47,7 +50,9 @@ def make_source(block=64):
         attrs={(0,): [["tt.divisibility", 16]]},
     )
 class Driver:
-    "Names a device without one; launches nothing."
+    "Names a device without one; launches nothing and keeps what it was asked to."
+    launched, utils = [], None
+    def launcher_cls(self, src, metadata): return lambda *arguments: self.launched.append(src.fn.__name__)
     def get_current_target(self): return SM_90
     def get_current_device(self): return 0
     def get_current_stream(self, device): return 0
@@ -76,27 +81,76 @@ def greet(count: cutlass.Int32):
 RunScript = Callable[..., str]
 
 
-@pytest.fixture
-def run_script(tmp_path: Path) -> RunScript:
-    """Run parts of a script in a fresh interpreter; its standard output is the result, failure fails the test."""
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python and the folders in front of its search path."""
 
-    def run(*parts: str, status: int = 0) -> str:
-        script = tmp_path / "script.py"
+    program: str
+    folders: tuple[str, ...] = ()
+
+
+def make_run(interpreter: Interpreter, folder: Path) -> RunScript:
+    """Return what runs parts of a script; its standard output is the result, failure fails the test."""
+
+    def run(*parts: str, status: int = 0, **variables: str) -> str:
+        script = folder / "script.py"
         script.write_text("".join(textwrap.dedent(part) for part in (WITNESSES, *parts)))
         environ = os.environ | {
             "CUTE_DSL_ARCH": "sm_90a",
-            "HOME": str(tmp_path),
-            "PYTHONPATH": str(ROOT),
-            "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+            "HOME": str(folder),
+            "PYTHONPATH": os.pathsep.join((*interpreter.folders, str(ROOT))),
+            "TRITON_CACHE_DIR": str(folder / "cache"),
             "TRITON_DEFAULT_FP_FUSION": "1",
+            **variables,
         }
         done = subprocess.run(
-            [sys.executable, str(script)], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [interpreter.program, str(script)], env=environ, cwd=folder, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> RunScript:
+    """Run parts of a script in a fresh interpreter of the kind that runs the tests."""
+    return make_run(Interpreter(sys.executable), tmp_path)
+
+
+@pytest.fixture(scope="session")
+def oldest_triton(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
+    """A Python with Triton 3.6: the one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front."""
+    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
+    if named:
+        return Interpreter(named)
+    folder = tmp_path_factory.mktemp("triton36")
+    # Constraints of the environment pin the other version.
+    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    done = subprocess.run(
+        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(
+            f"Triton {OLDEST_TRITON} is part of what is promised and cannot be installed here. Set "
+            f"PLANFREEZE_TEST_TRITON36 to a Python that has it.\n{done.stderr}"
+        )
+    return Interpreter(sys.executable, (str(folder),))
+
+
+@pytest.fixture(params=["installed", OLDEST_TRITON])
+def run_triton(request: pytest.FixtureRequest, tmp_path: Path) -> RunScript:
+    """Run parts of a script under the installed Triton, and under the oldest that is supported."""
+    pytest.importorskip("triton")
+    if request.param == "installed":
+        return make_run(Interpreter(sys.executable), tmp_path)
+    run = make_run(request.getfixturevalue("oldest_triton"), tmp_path)
+
+    def run_oldest(*parts: str, **options: Any) -> str:
+        return run(*parts, f"\nimport triton\nassert triton.__version__ == {OLDEST_TRITON!r}\n", **options)
+
+    return run_oldest
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_the_message_shows_the_arguments_and_the_users_line(run_script, cute_ker
     explicit, implicit, *instances, variable = run_script(cute_kernel, SETUP, NAMES, checks).splitlines()[-5:]
     assert instances == ["x: Int64", "x: Int64"]
     assert variable == "first: 1, 2, Int64"
-    assert explicit == "t: Float32(4, 8), width: 16, count: Int32, OptLevel=2"
+    assert explicit == "t: Float32(4, 8), width: 16, count: Int32, OptLevel: 2"
     assert implicit == "count: Int32"
 
 

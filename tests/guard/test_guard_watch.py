@@ -22,11 +22,17 @@ class RefusedError(Exception):
 class Refusing:
     """A listener that refuses."""
 
+    mode = "raise"
+    allowed: frozenset[str] = frozenset()
+
     def count(self, attempt: Attempt) -> None:
         pass
 
     def answer(self, attempt: Attempt) -> None:
         raise RefusedError(attempt)
+
+    def renew_lock(self) -> None:
+        pass
 
 
 def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:

@@ -1,0 +1,101 @@
+"""Children: the environment by which an armed guard travels into the Python processes that this one starts.
+
+Three variables say what a child is to do, and a folder in front of ``PYTHONPATH`` holds the ``sitecustomize`` that
+does it at the child's start.
+"""
+
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+from planfreeze.guard.attempts import Mode
+
+__all__ = ["STARTUP_FOLDER", "Announcement", "child_environment", "without_guard"]
+
+STARTUP_FOLDER = str(Path(__file__).parent.absolute() / "startup")
+MODE, ALLOWED, LOG, SEARCH_PATH = (
+    "PLANFREEZE_GUARD",
+    "PLANFREEZE_GUARD_ALLOWED",
+    "PLANFREEZE_GUARD_LOG",
+    "PYTHONPATH",
+)
+STRICTEST_FIRST: tuple[Mode, ...] = ("raise", "warn", "count")
+
+
+def child_environment(
+    environ: Mapping[str, str], mode: Mode, log: Path | None = None, allowed: frozenset[str] = frozenset()
+) -> dict[str, str]:
+    """Return an environment in which every Python process arms a guard when it starts.
+
+    Parameters
+    ----------
+    environ : Mapping
+        What the child would have got.
+    mode : str
+        Mode of its guard.
+    log : Path, optional
+        File to which every armed process of the run adds its attempts; see ``planfreeze.guard.read_log``.
+    allowed : frozenset of str
+        Roads its guard lets pass, besides loads.
+    """
+    logged = {} if log is None else {LOG: str(log.absolute())}
+    return {**environ, **guard_variables(environ.get(SEARCH_PATH), mode, allowed), **logged}
+
+
+def without_guard(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which no process arms a guard: for processes that build."""
+    kept = {name: value for name, value in environ.items() if name not in (MODE, ALLOWED, LOG)}
+    if SEARCH_PATH in kept:
+        entries = [entry for entry in kept[SEARCH_PATH].split(os.pathsep) if entry != STARTUP_FOLDER]
+        kept[SEARCH_PATH] = os.pathsep.join(entries)
+    return kept
+
+
+def guard_variables(search_path: str | None, mode: Mode, allowed: frozenset[str]) -> dict[str, str]:
+    """Return the variables that arm a child, given the search path it would have had."""
+    entries = [entry for entry in (search_path or "").split(os.pathsep) if entry != STARTUP_FOLDER]
+    # An empty entry is the working directory, but an empty variable is no entry at all.
+    behind = entries if search_path else []
+    return {
+        MODE: mode,
+        ALLOWED: ",".join(sorted(allowed)),
+        SEARCH_PATH: os.pathsep.join((STARTUP_FOLDER, *behind)),
+    }
+
+
+class Announcement:
+    """The variables of this process that arm its children, set while guards are armed.
+
+    Parameters
+    ----------
+    environ : MutableMapping, optional
+        Where they are set; the environment of this process unless given.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
+        self.environ = os.environ if environ is None else environ
+        self.found: dict[str, str | None] = {}
+        self.written: dict[str, str] = {}
+
+    def update(self, guards: Sequence[tuple[Mode, frozenset[str]]]) -> None:
+        """Announce the strictest of the armed guards, given as (mode, allowed roads); put all back for none."""
+        self.restore()
+        mode = next((mode for mode in STRICTEST_FIRST if any(mode == armed for armed, _ in guards)), None)
+        if mode is None:
+            return
+        allowed = frozenset.intersection(*(roads for armed, roads in guards if armed == mode))
+        self.written = guard_variables(self.environ.get(SEARCH_PATH), mode, allowed)
+        self.found = {name: self.environ.get(name) for name in self.written}
+        self.environ.update(self.written)
+
+    def restore(self) -> None:
+        """Put back what was found; a variable that was changed since is somebody else's and stays."""
+        for name, written in self.written.items():
+            if self.environ.get(name) != written:
+                continue
+            found = self.found[name]
+            if found is None:
+                del self.environ[name]
+            else:
+                self.environ[name] = found
+        self.written, self.found = {}, {}

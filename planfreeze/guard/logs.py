@@ -1,0 +1,79 @@
+"""Logs of attempts: one file for all processes of a run, one JSON line for each attempt."""
+
+import json
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from planfreeze.errors import GuardLogFailed
+from planfreeze.guard.attempts import PARTICIPLES, Attempt
+
+__all__ = ["LoggedAttempt", "read_log", "write_log"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedAttempt:
+    """An attempt, and the process and thread that made it."""
+
+    pid: int
+    thread: str
+    attempt: Attempt
+
+
+def write_log(path: Path, attempt: Attempt) -> None:
+    """Append an attempt of this process in one write, so that lines of several processes do not mix.
+
+    Raises
+    ------
+    GuardLogFailed
+        It could not be written: a run that reads the log would miss it.
+    """
+    entry = {
+        "pid": os.getpid(),
+        "road": attempt.road,
+        "kernel": attempt.kernel,
+        "signature": attempt.signature,
+        "location": attempt.location,
+        "thread": threading.current_thread().name,
+        "action": attempt.action,
+    }
+    line = json.dumps(entry).encode() + b"\n"
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            written = os.write(log, line)
+        finally:
+            os.close(log)
+    except OSError as error:
+        raise GuardLogFailed(str(path), str(attempt), str(error)) from error
+    if written < len(line):
+        raise GuardLogFailed(str(path), str(attempt), f"{written} of {len(line)} bytes were written")
+
+
+def read_log(path: Path) -> tuple[LoggedAttempt, ...]:
+    """Return the attempts of a log in the order they were made; a log that does not exist has none.
+
+    A line that cannot be read stands for an attempt that could not be written: its road is ``unknown``.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    return tuple(map(parse_line, lines))
+
+
+def parse_line(line: bytes) -> LoggedAttempt:
+    try:
+        entry = json.loads(line)
+        attempt = Attempt(
+            road=str(entry["road"]),
+            kernel=str(entry["kernel"]),
+            signature=str(entry["signature"]),
+            location=str(entry["location"]),
+            action=entry["action"] if entry["action"] in PARTICIPLES else "compile",
+        )
+        return LoggedAttempt(pid=int(entry["pid"]), thread=str(entry["thread"]), attempt=attempt)
+    except (ValueError, KeyError, TypeError):
+        text = line.decode(errors="replace")
+        return LoggedAttempt(pid=0, thread="", attempt=Attempt(road="unknown", kernel=text, location="unknown:0"))
