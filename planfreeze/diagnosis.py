@@ -235,7 +235,7 @@ def check_compilers(machine: Machine) -> Iterator[Finding]:
         }
         yield Finding(
             level="note",
-            what=f"triton, where it launches by itself: {states[ask_driver_library()]}. Programs of a session need none",
+            what=f"triton, launching by itself: {states[ask_driver_library()]}. Programs of a session need none",
         )
     if machine.has("torch"):
         ninja = f"ninja {'is there' if tools.get('ninja') else 'is not'}"

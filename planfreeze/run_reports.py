@@ -3,13 +3,12 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from planfreeze.errors import ReportUnwritable
 from planfreeze.reports import print_table
-from planfreeze.running import Run, RunAttempt
+from planfreeze.running import CountedAttempt, Run
 
 __all__ = ["attempt_rows", "print_attempts", "print_proof", "run_json", "write_report"]
 
@@ -35,17 +34,17 @@ def print_attempts(run: Run) -> None:
     print_table("", HEADS, attempt_rows(run.attempts), stream=sys.stderr)
 
 
-def attempt_rows(attempts: Sequence[RunAttempt]) -> list[tuple[str, ...]]:
+def attempt_rows(attempts: Sequence[CountedAttempt]) -> list[tuple[str, ...]]:
     """Return a row of text per attempt."""
     return [
         (
-            attempt.road,
-            f"{attempt.kernel}({attempt.signature})",
-            attempt.location,
-            str(attempt.count),
-            ", ".join(map(str, attempt.pids)),
+            found.attempt.road,
+            f"{found.attempt.kernel}({found.attempt.signature})",
+            found.attempt.location,
+            str(found.count),
+            ", ".join(map(str, found.pids)),
         )
-        for attempt in attempts
+        for found in attempts
     ]
 
 
@@ -56,7 +55,17 @@ def run_json(run: Run) -> dict[str, Any]:
         "status": run.status,
         "command_status": run.command_status,
         "guard": dict(run.guard),
-        "attempts": [asdict(attempt) for attempt in run.attempts],
+        "attempts": [
+            {
+                "road": found.attempt.road,
+                "kernel": found.attempt.kernel,
+                "signature": found.attempt.signature,
+                "location": found.attempt.location,
+                "count": found.count,
+                "pids": list(found.pids),
+            }
+            for found in run.attempts
+        ],
     }
 
 

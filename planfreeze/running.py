@@ -7,15 +7,16 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 from planfreeze.errors import CommandMissing, CommandNotExecutable
-from planfreeze.guard import LoggedAttempt, Mode, child_environment, read_log
+from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
 from planfreeze.questions import prove_start
 
-__all__ = ["RUN_MODES", "Run", "RunAttempt", "count_attempts", "make_environment", "run_guarded"]
+__all__ = ["RUN_MODES", "CountedAttempt", "Run", "count_attempts", "make_environment", "run_guarded"]
 
 RUN_MODES: dict[str, Mode] = {"raise": "raise", "warn": "warn", "count": "count"}  # "off" would prove nothing
 COMPILER_REACHED = 5
@@ -29,13 +30,10 @@ START_OPTIONS, VALUE_OPTIONS, PROGRAM_OPTIONS = "BEIOPSsb", "WX", "cm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAttempt:
-    """One way a run tried to compile, with how often and in which processes."""
+class CountedAttempt:
+    """An attempt to compile, with how often it was made and in which processes."""
 
-    road: str
-    kernel: str
-    signature: str
-    location: str
+    attempt: Attempt
     count: int
     pids: tuple[int, ...]
 
@@ -50,7 +48,7 @@ class Run:
         The command with its arguments.
     guard : mapping
         Road to "awake" or "not installed", proven before the command started.
-    attempts : tuple of RunAttempt
+    attempts : tuple of CountedAttempt
         What tried to compile, in the order of the first time.
     command_status : int
         The command's own status; 128 + N when signal N ended it.
@@ -58,7 +56,7 @@ class Run:
 
     command: tuple[str, ...]
     guard: Mapping[str, str]
-    attempts: tuple[RunAttempt, ...]
+    attempts: tuple[CountedAttempt, ...]
     command_status: int
 
     @property
@@ -106,23 +104,13 @@ def run_guarded(
     return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status)
 
 
-def count_attempts(logged: Sequence[LoggedAttempt]) -> tuple[RunAttempt, ...]:
-    """Put equal attempts together."""
-    pids: dict[tuple[str, str, str, str], Counter[int]] = {}
+def count_attempts(logged: Iterable[LoggedAttempt]) -> tuple[CountedAttempt, ...]:
+    """Put equal attempts together, in the order of the first of each."""
+    processes: dict[Attempt, Counter[int]] = {}
     for entry in logged:
-        attempt = entry.attempt
-        same = (attempt.road, attempt.kernel, attempt.signature, attempt.location)
-        pids.setdefault(same, Counter())[entry.pid] += 1
+        processes.setdefault(entry.attempt, Counter())[entry.pid] += 1
     return tuple(
-        RunAttempt(
-            road=road,
-            kernel=kernel,
-            signature=signature,
-            location=location,
-            count=processes.total(),
-            pids=tuple(processes),
-        )
-        for (road, kernel, signature, location), processes in pids.items()
+        CountedAttempt(attempt=attempt, count=pids.total(), pids=tuple(pids)) for attempt, pids in processes.items()
     )
 
 
@@ -160,7 +148,7 @@ def python_of(program: str, arguments: Sequence[str]) -> list[str]:
     if first.startswith(b"#!"):
         words = first[2:].decode(errors="replace").split()
         if words and Path(words[0]).name == "env":
-            words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+            words = list(dropwhile(lambda word: word.startswith("-") or "=" in word, words[1:]))
     python = shutil.which(words[0]) if words else None
     if python is None or not re.fullmatch(r"python[0-9.]*t?", Path(words[0]).name):
         return [sys.executable]

@@ -17,7 +17,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings"),
+    ("errors", "settings", "uses"),
     ("cache", "elf", "sources", "toolchain"),
     ("target", "payload", "family", "machine"),
     ("key", "record", "inspection", "knobs"),
@@ -25,8 +25,17 @@ LAYERS = (
     ("plans",),
     ("resolve", "explanations", "compilers"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("outcomes", "slots", "builds", "sessions", "replays", "questions", "running"),
-    ("process_session", "reports", "run_reports", "diagnosis", "pytest_replay", "pytest_plugin", "cli"),
+    ("outcomes", "slots", "builds", "sessions", "replays", "questions", "running", "witness"),
+    (
+        "process_session",
+        "reports",
+        "run_reports",
+        "diagnosis",
+        "doctor_reports",
+        "pytest_replay",
+        "pytest_plugin",
+        "cli",
+    ),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # The package itself hands out public names of any layer, at their first use.

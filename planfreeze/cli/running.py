@@ -17,7 +17,7 @@ __all__ = ["run_command"]
 
 
 def run_command(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The command and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.")],
     mode: Annotated[str, typer.Option("--mode", help="What an attempt to compile does: raise, warn, count.")] = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     report: Annotated[Path | None, typer.Option("--report", help="Write a JSON object to this file.")] = None,
