@@ -10,6 +10,7 @@ from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 
 __all__ = [
+    "TRITON_TYPES",
     "Argument",
     "CuteSource",
     "Definition",
@@ -25,6 +26,8 @@ __all__ = [
 
 DType = Literal["u8", "i16", "i32", "i64", "u32", "bf16", "f32"]
 ITEM_BYTES: Mapping[str, int] = {"u8": 1, "i16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4, "i64": 8}
+# The same types as Triton spells them.
+TRITON_TYPES: Mapping[str, str] = {name: name for name in ITEM_BYTES} | {"f32": "fp32"}
 Scalars = Mapping[str, int]
 Grid = tuple[int, int, int]
 

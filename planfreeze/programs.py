@@ -19,7 +19,8 @@ WRONG_CONTEXT_ERRORS = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE
 class Program:
     """A resolved program, loaded on a device.
 
-    ``bind`` checks arguments once and gives something to launch many times; ``launch`` does both.
+    ``bind`` checks arguments once and gives something to launch many times; ``launch`` does both. ``launches``
+    counts what the driver was given.
 
     Raises
     ------
@@ -34,6 +35,7 @@ class Program:
         self.definition = resolved.planned.definition
         self.launch_info = resolved.record.launch
         self.device = device
+        self.launches = 0
         self._refusal = ""
         target = resolved.planned.target
         if device.capability != target.capability:
@@ -118,6 +120,7 @@ class Bound:
         self.program = program
         self.grid = grid
         self.kept = kept
+        self._counted = int(0 not in grid)
         # The values, and behind them the address of each: what the driver reads at every launch.
         count = len(words)
         self._parameters = (ctypes.c_int64 * (2 * count))(*words)
@@ -144,6 +147,7 @@ class Bound:
         (status,) = self._driver_launch(handle)
         if status.value:
             self._launch_in_context(status, handle)
+        program.launches += self._counted
 
     def _choose_launch(self) -> Callable[[int], Any]:
         """Return the driver call with everything but the stream filled in."""

@@ -10,7 +10,8 @@ from planfreeze.cache.store import Store
 from planfreeze.device import Device
 from planfreeze.errors import PlanMissing, PlansDisagree, SessionState, StoreMissing, UnplannedProgram
 from planfreeze.explanations import describe_nearest
-from planfreeze.guard import Attempt, Guard, Mode
+from planfreeze.guard import Attempt, Guard, Mode, road_names
+from planfreeze.nearest import explain_attempt
 from planfreeze.payload import Payload
 from planfreeze.plans import FrozenPlan
 from planfreeze.processes import build_in_child, watch_forks
@@ -25,6 +26,7 @@ from planfreeze.resolve import (
     resolve_plan,
     resolve_program,
 )
+from planfreeze.statistics import Statistics
 from planfreeze.uses import note_session
 
 __all__ = ["Session"]
@@ -73,6 +75,7 @@ class Session:
         self._device: Device | None = None
         self._guard: Guard | None = None
         self._refusal = ""
+        self._last: Statistics | None = None
         self._lock = threading.RLock()
         for plan in plans:
             self.prepare(plan)
@@ -98,6 +101,18 @@ class Session:
     def attempts(self) -> Mapping[str, int]:
         """Attempts to compile since the session froze, by road."""
         return self._guard.attempts if self._guard else {}
+
+    def statistics(self) -> Statistics:
+        """Return what the session has seen so far; of a closed one, what it had seen when it was closed."""
+        if self._last is not None:
+            return self._last
+        counted = self.attempts
+        return Statistics(
+            attempts={road: counted.get(road, 0) for road in road_names()},
+            programs=len(self._programs),
+            program_launches={program.name: program.launches for program in self._programs.values()},
+            plans={plan.name: plan.root for plan, _ in self._plans},
+        )
 
     def prepare(self, plan: str) -> Self:
         """Add a frozen plan, before freezing.
@@ -197,6 +212,7 @@ class Session:
             The driver refused to unload a program; the others are unloaded all the same.
         """
         with self._lock, ExitStack() as finish:
+            self._last = self.statistics()
             self._refusal = self._refusal or "the session was closed"
             for program in self._programs.values():
                 finish.callback(program.unload, self._refusal)
@@ -240,15 +256,8 @@ class Session:
 
     def _explain(self, attempt: Attempt) -> str:
         plans = ", ".join(f"{plan.name} ({len(plan.entries)} programs)" for plan, _ in self._plans)
-        kernel = attempt.kernel.rpartition(".")[2]
-        nearest = [
-            program_name(planned.payload)
-            for planned, _ in self._planned.values()
-            if planned.definition.source.kernel.rpartition(":")[2] == kernel
-        ]
-        if nearest:
-            return f"The session is frozen over {plans}, which plan this kernel as {'; '.join(nearest)}."
-        return f"The session is frozen over {plans}; no planned program comes from this kernel."
+        planned = [known for known, _ in self._planned.values()]
+        return explain_attempt(attempt, planned, plans, self._plans[0][0].build_command)
 
     def _refuse_closed(self) -> None:
         if self._refusal:

@@ -1,5 +1,8 @@
 """Binding and launching, with a driver that records calls in place of a device."""
 
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +12,16 @@ import torch
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
 from planfreeze.device import Device
-from planfreeze.errors import InvalidArgument, LaunchFailed, SessionState, WrongDevice
+from planfreeze.errors import CompilationForbidden, InvalidArgument, LaunchFailed, SessionState, WrongDevice
+from planfreeze.family import LaunchInfo
+from planfreeze.guard import road_names
+from planfreeze.guard.attempts import Attempt
+from planfreeze.guard.watch import watch
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.plans import Plan
 from planfreeze.programs import Program
-from planfreeze.resolve import ResolvedProgram, resolve_plan
+from planfreeze.resolve import ResolvedProgram, program_name, resolve_plan
+from planfreeze.sessions import Session
 from planfreeze.target import target
 
 HIDDEN, TOP_K, TOKENS = 256, 2, 3
@@ -121,7 +129,17 @@ def test_arguments_reach_the_driver_in_order_by_name_or_position(program: Progra
 
 def test_a_call_without_tokens_launches_nothing(program: Program) -> None:
     program.bind(rows(), sums(), 0).launch()
-    assert program.device.driver.named("cuLaunchKernel") == []
+    assert program.device.driver.named("cuLaunchKernel") == [] and program.launches == 0
+
+
+def test_every_launch_the_driver_took_is_counted(program: Program) -> None:
+    bound = program.bind(rows(), sums(), TOKENS)
+    bound.launch()
+    program.launch(rows(), sums(), TOKENS)
+    program.device.driver.refusals.append("CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(LaunchFailed):
+        bound.launch()
+    assert program.launches == len(program.device.driver.named("cuLaunchKernel")) - 1 == 2
 
 
 @pytest.mark.parametrize(
@@ -188,3 +206,61 @@ def test_bound_tensors_live_as_long_as_the_bound_program(program: Program) -> No
     address = source.data_ptr()
     del source
     assert bound.kept[0].data_ptr() == address
+
+
+@pytest.fixture
+def session(built: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """A frozen session over ``add(block=64)`` and ``copy()``, on a device that records."""
+    device = RecordingDevice()
+    device.dtypes = {"i32": torch.int32}
+    monkeypatch.setattr("planfreeze.sessions.Device", lambda ordinal: device)
+    made = Session(("toys-tp1-sm_90a",), built.store.path, device=None, build=False, is_trusted=True)
+    yield made.freeze()
+    made.close()
+
+
+def test_a_session_counts_attempts_programs_and_launches_and_keeps_them_when_closed(
+    session: Session, built: Any, toys: Any
+) -> None:
+    add, copy = toys.families.AddPayload(block=64), toys.families.CopyPayload()
+    numbers = torch.zeros(64, dtype=torch.int32)
+    for _ in range(3):
+        session.program(add).launch(numbers, numbers, 64)
+    seen = session.statistics()
+    assert seen.attempts == dict.fromkeys(road_names(), 0)
+    assert seen.programs == 2 and seen.launches == 3
+    assert seen.program_launches == {program_name(add): 3, program_name(copy): 0}
+    assert seen.plans == {"toys-tp1-sm_90a": built.report.plans[0].root}
+    with pytest.raises(CompilationForbidden):
+        watch.report(Attempt(road="triton-load", kernel="k", location="app.py:1", action="load"))
+    session.close()
+    session.close()
+    after = session.statistics()
+    assert after == replace(seen, attempts=seen.attempts | {"triton-load": 1})
+    assert 'planfreeze_attempts_total{road="triton-load"} 1\n' in after.to_prometheus()
+
+
+def test_a_frozen_session_names_the_nearest_planned_program_of_a_triton_call(session: Session, toys: Any) -> None:
+    compiler = pytest.importorskip("triton.compiler.compiler")
+    from triton.backends.compiler import GPUTarget
+
+    kernel = importlib.import_module("toys.add_triton").add_kernel
+    signature = {"source": "*i32", "out": "*i32", "count": "i32", "block": "constexpr"}
+    source = compiler.ASTSource(kernel, signature, {"block": 128}, {(1,): [["tt.divisibility", 16]]})
+    with pytest.raises(CompilationForbidden) as caught:
+        compiler.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 1})
+    assert str(caught.value).endswith(
+        "The nearest planned program is toys_add(block=64, warps=1), which differs in source: divisible by 16 -> not; "
+        "block: 64 -> 128; num_warps: 1 -> 8. Run: planfreeze build --model toys --tp 1 --arch sm_90a, with a plan "
+        "that holds this program"
+    )
+    assert session.attempts == {"triton": 1}
+
+
+def test_a_frozen_session_names_the_nearest_planned_program_of_a_cute_call(session: Session) -> None:
+    cute = pytest.importorskip("cutlass.cute")
+    copying = importlib.import_module("toys.copy_cute").Copy(launch=LaunchInfo(block=(32, 1, 1)), mode="other")
+    copying.mode = "other"
+    with pytest.raises(CompilationForbidden, match="mode: 'plain' -> 'other'"):
+        cute.compile(copying, 0, 0, 0, None)
+    assert session.attempts == {"cute": 1}

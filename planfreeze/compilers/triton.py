@@ -9,20 +9,11 @@ from triton.compiler import ASTSource
 
 from planfreeze.compilers import CompiledProgram, load_kernel
 from planfreeze.errors import CompileFailed
-from planfreeze.family import Argument, LaunchInfo, TritonSource
+from planfreeze.family import TRITON_TYPES, Argument, LaunchInfo, TritonSource
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
 
-ELEMENT_TYPES = {
-    "u8": "u8",
-    "i16": "i16",
-    "i32": "i32",
-    "i64": "i64",
-    "u32": "u32",
-    "bf16": "bf16",
-    "f32": "fp32",
-}
 DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
@@ -36,7 +27,7 @@ def compile_program(source: TritonSource, arguments: tuple[Argument, ...], targe
     """
     kernel = load_kernel(source.kernel)
     constants: dict[str, Any] = dict(source.constants)
-    types = {a.name: ("*" if a.is_pointer else "") + ELEMENT_TYPES[a.dtype] for a in arguments}
+    types = {a.name: ("*" if a.is_pointer else "") + TRITON_TYPES[a.dtype] for a in arguments}
     runtime = tuple(name for name in kernel.arg_names if name not in constants)
     if runtime != tuple(types):
         raise CompileFailed(source.kernel, f"kernel takes {runtime}, its family declares {tuple(types)}")

@@ -14,6 +14,15 @@ __all__ = [
 ]
 
 
+# What helps, by what the attempt came to do.
+STEPS = {
+    "compile": "planfreeze build, with a plan that holds this program",
+    "build": "the program once unguarded, so that Triton has the module in its cache",
+    "benchmark": "the tuning before the guard is armed, or choose one configuration",
+    "load": "the kernel once before the guard is armed, or plan it",
+}
+
+
 class CompilationForbidden(PlanfreezeError):
     """A compiler was reached while a guard forbids compiling; ``attempt`` says what it was asked for."""
 
@@ -24,7 +33,7 @@ class CompilationForbidden(PlanfreezeError):
         self.attempt, self.explanation = attempt, explanation
 
     def __str__(self) -> str:
-        step = "" if "Run:" in self.explanation else " Run: planfreeze build, with a plan that holds this program"
+        step = "" if "Run:" in self.explanation else f" Run: {STEPS[self.attempt.action]}"
         explanation = f" {self.explanation}" if self.explanation else ""
         refusal = f"Nothing may be {self.attempt.participle} while a guard is armed."
         return f"{self.attempt}. {refusal}{explanation}{step}"

@@ -11,7 +11,7 @@ from planfreeze.guard.claims import Call, claim
 from planfreeze.guard.guards import Guard, no_compilation
 from planfreeze.guard.logs import LoggedAttempt, read_log
 from planfreeze.guard.proofs import Proof, prove, self_test
-from planfreeze.guard.watch import attempt_totals, installed_roads
+from planfreeze.guard.watch import attempt_totals, expose_attempts, installed_roads, road_names
 
 __all__ = [
     "Attempt",
@@ -23,9 +23,11 @@ __all__ = [
     "attempt_totals",
     "child_environment",
     "claim",
+    "expose_attempts",
     "installed_roads",
     "no_compilation",
     "prove",
     "read_log",
+    "road_names",
     "self_test",
 ]

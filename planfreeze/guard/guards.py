@@ -10,7 +10,7 @@ from typing import get_args
 
 from planfreeze.errors import CompilationForbidden, UnknownMode, UnknownRoad
 from planfreeze.guard.attempts import Attempt, Mode
-from planfreeze.guard.watch import ROADS, watch
+from planfreeze.guard.watch import road_names, watch
 
 __all__ = ["LOADS", "Guard", "no_compilation"]
 
@@ -52,7 +52,7 @@ class Guard:
     ) -> None:
         if mode not in get_args(Mode):
             raise UnknownMode(mode, get_args(Mode))
-        known = tuple(road.name for road in ROADS)
+        known = road_names()
         for name in sorted(allowed - set(known)):
             raise UnknownRoad(name, known)
         self.mode: Mode = mode

@@ -2,7 +2,7 @@
 
 from planfreeze.guard.attempts import Attempt
 from planfreeze.guard.guards import LOADS, Guard
-from planfreeze.guard.watch import ROADS
+from planfreeze.guard.watch import road_names
 from planfreeze.settings import read_guard_settings
 
 __all__ = ["arm_inherited"]
@@ -22,7 +22,7 @@ def arm_inherited() -> Guard | None:
     if settings.mode in (None, "off"):
         return None
     # The parent may be of a version that knows other roads.
-    known = frozenset(road.name for road in ROADS)
+    known = frozenset(road_names())
     guard = Guard(mode=settings.mode, explain=explain, allowed=settings.allowed & known | LOADS & known)
     guard.arm()
     return guard

@@ -51,13 +51,13 @@ def is_importable(road: Road) -> bool:
 
 
 def is_stopped(road: Road, index: int) -> bool:
-    """Make one deliberate attempt; whatever else becomes of it, it was not stopped."""
+    """Make one deliberate attempt; whatever else becomes of it, also at another road's hook, it was not stopped."""
     probing.is_probing = True
     try:
         with suppress(Exception):
             road.attempts[index]()
-    except ProbeStopped:
-        return True
+    except ProbeStopped as stopped:
+        return stopped.attempt.road == road.name
     finally:
         probing.is_probing = False
     return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
+from planfreeze.exposition import expose_counter
 from planfreeze.guard.attempts import Attempt, Mode, Release
 from planfreeze.guard.children import Announcement
 from planfreeze.guard.cute import road as cute_road
@@ -21,7 +22,18 @@ from planfreeze.guard.triton_build import road as build_road
 from planfreeze.guard.triton_load import road as load_road
 from planfreeze.settings import read_guard_settings
 
-__all__ = ["ROADS", "Listener", "ProbeStopped", "Watch", "attempt_totals", "installed_roads", "probing", "watch"]
+__all__ = [
+    "ROADS",
+    "Listener",
+    "ProbeStopped",
+    "Watch",
+    "attempt_totals",
+    "expose_attempts",
+    "installed_roads",
+    "probing",
+    "road_names",
+    "watch",
+]
 
 ROADS: tuple[Road, ...] = (triton_road, autotune_road, build_road, load_road, cute_road)
 
@@ -49,6 +61,10 @@ class Listener(Protocol):
 
 class ProbeStopped(BaseException):
     """A deliberate attempt met its hook. Not an Exception, so that no compiler's handler swallows it."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt)
+        self.attempt = attempt
 
 
 class ThreadState(threading.local):
@@ -165,9 +181,21 @@ watch = Watch(ROADS, Announcement())
 os.register_at_fork(after_in_child=watch.renew_locks)
 
 
+def road_names() -> tuple[str, ...]:
+    """Return the names of all roads, watched here or not."""
+    return tuple(road.name for road in ROADS)
+
+
 def attempt_totals() -> Mapping[str, int]:
     """Return how often each road was tried in this process while a guard was armed that forbids it."""
-    return {road.name: watch.totals[road.name] for road in ROADS}
+    return {name: watch.totals[name] for name in road_names()}
+
+
+def expose_attempts(attempts: Mapping[str, int] | None = None) -> str:
+    """Return attempts by road, those of this process unless given, in Prometheus' text format."""
+    counted = attempt_totals() if attempts is None else attempts
+    meaning = "Attempts to compile, build, benchmark or load while a guard was armed."
+    return expose_counter("planfreeze_attempts", meaning, [({"road": road}, counted[road]) for road in counted])
 
 
 def installed_roads() -> tuple[str, ...]:
