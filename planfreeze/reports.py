@@ -201,9 +201,14 @@ def variant(fields: Mapping[str, Any]) -> str:
 
 
 def print_table(
-    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    stream: TextIO | None = None,
+    pipe_columns: int = PIPE_COLUMNS,
 ) -> None:
-    """Print rows on a stream, standard output unless given, as wide as the terminal."""
+    """Print rows on a stream, standard output unless given, as wide as the terminal or as a pipe is taken to be."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -214,5 +219,5 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     stream = stream or sys.stdout
-    console = Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, markup=False)
+    console = Console(file=stream, width=None if stream.isatty() else pipe_columns, highlight=False, markup=False)
     console.print(table)

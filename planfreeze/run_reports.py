@@ -13,6 +13,7 @@ from planfreeze.running import CountedAttempt, Run
 __all__ = ["attempt_rows", "print_attempts", "print_proof", "run_json", "write_report"]
 
 HEADS = ("road", "kernel", "at", "times", "process")
+LOG_COLUMNS = 10_000  # in a log, a row stays in one line
 
 
 def print_proof(proven: Mapping[str, str]) -> None:
@@ -31,7 +32,7 @@ def print_attempts(run: Run) -> None:
     sys.stderr.write(
         f"planfreeze: a compiler was reached {times} times; the command's own status {run.command_status}\n"
     )
-    print_table("", HEADS, attempt_rows(run.attempts), stream=sys.stderr)
+    print_table("", HEADS, attempt_rows(run.attempts), stream=sys.stderr, pipe_columns=LOG_COLUMNS)
 
 
 def attempt_rows(attempts: Sequence[CountedAttempt]) -> list[tuple[str, ...]]:
