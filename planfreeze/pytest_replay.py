@@ -1,7 +1,7 @@
 """Replays under pytest: a whole run, with its workers, that has to use all of some frozen plans and compile nothing."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,12 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-def judge(replayed: tuple[Replayed, ...], uses: Uses, attempts: tuple[CountedAttempt, ...]) -> Verdict:
+def judge(
+    replayed: tuple[Replayed, ...],
+    uses: Uses,
+    attempts: tuple[CountedAttempt, ...],
+    explain: Callable[[Attempt], str],
+) -> Verdict:
     """Judge a run by what it used of its plans and what it tried to compile."""
     states, reasons = [], []
     for found in replayed:
@@ -59,14 +64,14 @@ def judge(replayed: tuple[Replayed, ...], uses: Uses, attempts: tuple[CountedAtt
         )
         if not launches:
             reasons.append(f"nothing of {found.plan.name} was launched from a frozen session: this run proves nothing")
-        elif unused:
+        if unused:
             reasons.append(f"{found.plan.name}: {len(unused)} planned programs were never used: {'; '.join(unused)}")
     if uses.unfrozen:
         reasons.append(f"{uses.unfrozen} launches came from sessions that were never frozen: call freeze() on them")
     compiles = sum(found.count for found in attempts)
     states.append(f"{uses.hits} hits in the store, {compiles} attempts to compile")
     if attempts:
-        tried = "".join(f"\n  {found.attempt} ({found.count} times)" for found in attempts)
+        tried = "".join(f"\n  {found.attempt} ({found.count} times). {explain(found.attempt)}" for found in attempts)
         reasons.append(f"a compiler was reached {compiles} times:{tried}")
     return Verdict(states=tuple(states), reasons=tuple(reasons))
 
@@ -82,7 +87,6 @@ class ReplayRun:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.is_worker = hasattr(config, "workerinput")
         self.witness = Witness()
         self.sessions = keep_sessions()
         self.replayed: tuple[Replayed, ...] = ()
@@ -90,6 +94,11 @@ class ReplayRun:
         self.failures: list[str] = []
         self.workers: list[Uses] = []
         self.verdict: Verdict | None = None
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this is a worker of xdist, which says so after the first hooks have run."""
+        return hasattr(self.config, "workerinput")
 
     def begin(self, plans: tuple[str, ...], store: str | None) -> None:
         """Find the plans; outside of workers, prove in a child process that the guard is awake.
@@ -117,7 +126,9 @@ class ReplayRun:
             self.failures.append(str(error))
 
     def explain(self, attempt: Attempt) -> str:
-        """Name the nearest planned program of an attempt."""
+        """Name the nearest planned program of an attempt; of one that another process logged, the words are left."""
+        if attempt.signature and not attempt.facts:
+            return ""
         planned = [program for found in self.replayed for program in found.programs]
         plans = ", ".join(found.plan.name for found in self.replayed)
         command = self.replayed[0].plan.build_command if self.replayed else "planfreeze build --model MODEL"
@@ -134,7 +145,7 @@ class ReplayRun:
             output: dict[str, Any] = self.config.workeroutput  # type: ignore[attr-defined]  # of xdist
             output[REPORT] = {"uses": asdict(uses), "failures": self.failures}
         elif not self.config.option.collectonly:
-            judged = judge(self.replayed, uses, count_attempts(self.witness.take()))
+            judged = judge(self.replayed, uses, count_attempts(self.witness.take()), self.explain)
             self.verdict = Verdict(states=judged.states, reasons=(*self.failures, *judged.reasons))
             if self.verdict.reasons and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
