@@ -198,7 +198,7 @@ def check_store(
             frozen.append(plan)
             check_kernels(plan)
         except PlanfreezeError as error:
-            yield problem_of(error)
+            yield Finding(level="problem", what=f"{reference}: {error}", exit_code=error.exit_code)
             continue
         for entry in plan.entries:
             made_with.update(read_environment(store.get_note(entry.key)))
