@@ -6,7 +6,7 @@
 """
 
 from planfreeze.guard.attempts import Attempt, Mode
-from planfreeze.guard.children import child_environment
+from planfreeze.guard.children import child_environment, without_guard
 from planfreeze.guard.claims import Call, claim
 from planfreeze.guard.guards import Guard, no_compilation
 from planfreeze.guard.logs import LoggedAttempt, read_log
@@ -30,4 +30,5 @@ __all__ = [
     "read_log",
     "road_names",
     "self_test",
+    "without_guard",
 ]

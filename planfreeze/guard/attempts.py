@@ -34,6 +34,7 @@ INNER_PACKAGES = frozenset(
         "contextlib",
         "cutlass",
         "importlib",
+        "multiprocessing",
         "planfreeze",
         "threading",
         "triton",

@@ -45,10 +45,9 @@ def child_environment(
 def without_guard(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which no process arms a guard: for processes that build."""
     kept = {name: value for name, value in environ.items() if name not in (MODE, ALLOWED, LOG)}
-    if SEARCH_PATH in kept:
-        entries = [entry for entry in kept[SEARCH_PATH].split(os.pathsep) if entry != STARTUP_FOLDER]
-        kept[SEARCH_PATH] = os.pathsep.join(entries)
-    return kept
+    entries = kept.pop(SEARCH_PATH, STARTUP_FOLDER).split(os.pathsep)
+    behind = [entry for entry in entries if entry != STARTUP_FOLDER]
+    return kept | ({SEARCH_PATH: os.pathsep.join(behind)} if behind else {})
 
 
 def guard_variables(search_path: str | None, mode: Mode, allowed: frozenset[str]) -> dict[str, str]:
@@ -78,15 +77,22 @@ class Announcement:
         self.written: dict[str, str] = {}
 
     def update(self, guards: Sequence[tuple[Mode, frozenset[str]]]) -> None:
-        """Announce the strictest of the armed guards, given as (mode, allowed roads); put all back for none."""
-        self.restore()
+        """Announce the strictest of the armed guards, given as (mode, allowed roads); put all back for none.
+
+        While guards remain armed there is no moment at which a child would start without one.
+        """
         mode = next((mode for mode in STRICTEST_FIRST if any(mode == armed for armed, _ in guards)), None)
         if mode is None:
+            self.restore()
             return
         allowed = frozenset.intersection(*(roads for armed, roads in guards if armed == mode))
-        self.written = guard_variables(self.environ.get(SEARCH_PATH), mode, allowed)
-        self.found = {name: self.environ.get(name) for name in self.written}
-        self.environ.update(self.written)
+        for name, value in guard_variables(self.environ.get(SEARCH_PATH), mode, allowed).items():
+            current = self.environ.get(name)
+            if name not in self.written:
+                self.found[name] = current
+            elif current != self.written[name]:
+                continue  # changed since by somebody else
+            self.environ[name] = self.written[name] = value
 
     def restore(self) -> None:
         """Put back what was found; a variable that was changed since is somebody else's and stays."""

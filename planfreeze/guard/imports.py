@@ -1,10 +1,13 @@
-"""Imports: see a module as soon as it has been executed, before the importing statement returns."""
+"""Imports: see a module as soon as it has been executed, before the importing statement returns.
+
+Finder and loader here derive from no base class: ``importlib.abc`` takes milliseconds to import, at the start of every
+guarded child, and the import system asks for methods alone.
+"""
 
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -14,8 +17,8 @@ __all__ = ["ImportWatcher", "is_importing", "wait_for_imports"]
 Arrived = Callable[[ModuleType], None]
 
 
-class ImportWatcher(MetaPathFinder):
-    """A finder that lets the others find, and calls back when the module has been executed.
+class ImportWatcher:
+    """A finder for ``sys.meta_path`` that lets the others find, and calls back when the module has been executed.
 
     Parameters
     ----------
@@ -46,11 +49,11 @@ class ImportWatcher(MetaPathFinder):
         finally:
             self.thread.is_asking = False
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = WatchedLoader(spec.loader, self.arrived)
+            spec.loader = WatchedLoader(spec.loader, self.arrived)  # type: ignore[assignment]  # by its methods alone
         return spec
 
 
-class WatchedLoader(Loader):
+class WatchedLoader:
     """A loader that calls back after the real one executed the module; it leaves itself out of the module."""
 
     def __init__(self, real: Any, arrived: Arrived) -> None:
@@ -74,7 +77,7 @@ class WatchedLoader(Loader):
 
 
 def find_elsewhere(
-    asking: MetaPathFinder, name: str, path: Sequence[str] | None, target: ModuleType | None
+    asking: ImportWatcher, name: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Ask every other finder in the order of ``sys.meta_path``."""
     for finder in tuple(sys.meta_path):

@@ -1,6 +1,5 @@
 """Logs of attempts: one file for all processes of a run, one JSON line for each attempt."""
 
-import json
 import os
 import threading
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ def write_log(path: Path, attempt: Attempt) -> None:
     GuardLogFailed
         It could not be written: a run that reads the log would miss it.
     """
+    import json  # here, not at the start of every guarded child
+
     entry = {
         "pid": os.getpid(),
         "road": attempt.road,
@@ -64,6 +65,8 @@ def read_log(path: Path) -> tuple[LoggedAttempt, ...]:
 
 
 def parse_line(line: bytes) -> LoggedAttempt:
+    import json
+
     try:
         entry = json.loads(line)
         attempt = Attempt(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planfreeze.guard.attempts import Attempt, definition_of, user_location
+from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, definition_of, user_location
 from planfreeze.guard.gates import install_gate
 
 
@@ -159,6 +159,43 @@ def test_a_call_without_attempt_goes_on() -> None:
         assert plain(1) == (1, 2, 3)
     finally:
         release()
+
+
+def test_what_a_call_that_is_no_attempt_calls_is_watched() -> None:
+    def inner() -> None:
+        pass
+
+    def outer() -> None:
+        inner()
+
+    seen: list[Attempt] = []
+    releases = [
+        install_gate(make_module(name=outer), "name", lambda arguments, options: NO_ATTEMPT, seen.append),
+        install_gate(make_module(name=inner), "name", describe, seen.append),
+    ]
+    outer()
+    for release in releases:
+        release()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(("is_covering", "count"), [(True, 1), (False, 2)])
+def test_an_admitted_call_covers_what_it_calls_unless_it_is_said_not_to(is_covering: bool, count: int) -> None:
+    def inner() -> None:
+        pass
+
+    def outer() -> None:
+        inner()
+
+    seen: list[Attempt] = []
+    releases = [
+        install_gate(make_module(name=outer), "name", describe, seen.append, is_covering=is_covering),
+        install_gate(make_module(name=inner), "name", describe, seen.append),
+    ]
+    outer()
+    for release in releases:
+        release()
+    assert len(seen) == count
 
 
 def test_a_missing_function_is_an_error() -> None:

@@ -1,15 +1,17 @@
 """Guards: modes, nesting, counts, and what an armed process may do."""
 
 import pickle
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from planfreeze.errors import CompilationForbidden, PlanfreezeError, UnknownMode, UnknownRoad
-from planfreeze.guard import Attempt, Guard, installed_roads, no_compilation, prove, self_test
+from planfreeze.guard import Attempt, Guard, installed_roads, no_compilation, prove, road_names, self_test
 from planfreeze.guard.watch import ROADS, watch
 
 ATTEMPT = Attempt(road="triton", kernel="m.k", signature="x: *fp32", location="app.py:12")
@@ -167,3 +169,33 @@ def test_the_command_writes_a_proof_per_road(run_script) -> None:
 
 def test_no_road_is_live_before_its_compiler_is_loaded() -> None:
     assert installed_roads() == ()
+
+
+def test_every_road_stands_in_the_documents() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guard.md").read_text()
+    described = re.findall(r"^\| ([a-z0-9-]+) \| .+ \| .+ \|$", page, re.MULTILINE)
+    assert set(road_names()) == set(described) - {"road"}
+
+
+def test_allowed_roads_are_neither_counted_nor_answered_and_must_exist() -> None:
+    load = Attempt(road="triton-load", kernel="m.k", location="app.py:12", action="load")
+    with no_compilation() as guard:
+        watch.report(load)
+        assert not guard.attempts
+        with (
+            no_compilation(allowed=frozenset({"cute"})) as inner,
+            pytest.raises(CompilationForbidden, match="Nothing may be loaded while a guard is armed"),
+        ):
+            watch.report(load)
+        assert inner.attempts == {"triton-load": 1} and not guard.attempts
+    with pytest.raises(UnknownRoad, match="coal is not a road"):
+        Guard(allowed=frozenset({"coal"}))
+
+
+def test_a_signature_is_spelled_from_facts_unless_it_is_given() -> None:
+    facts = (("x", "*fp32 (divisible by 16)"), ("", "2"), ("BLOCK", "64"))
+    assert Attempt(road="r", kernel="k", location="l:1", facts=facts).signature == (
+        "x: *fp32 (divisible by 16), 2, BLOCK: 64"
+    )
+    assert Attempt(road="r", kernel="k", location="l:1", facts=facts, signature="given").signature == "given"
+    assert Attempt(road="r", kernel="k", location="l:1").signature == ""
