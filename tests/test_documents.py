@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from planfreeze.guard.unseen import UNSEEN
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,3 +28,10 @@ def test_the_family_of_the_documents_builds_and_replays(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
     assert re.search(r"scale-tp1-sm_90a +2 ", done.stdout)
+
+
+def test_the_guards_page_and_the_doctor_list_the_same_that_no_guard_sees() -> None:
+    section = (ROOT / "docs" / "guard.md").read_text().split("## What it cannot see\n")[1].split("\n## ")[0]
+    heads, rule, *rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section.replace("|---|---|", "| - | - |"), re.MULTILINE)
+    assert (heads, rule) == (("what", "why"), ("-", "-"))
+    assert rows == [(unseen.name, unseen.reason) for unseen in UNSEEN]

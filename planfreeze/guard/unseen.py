@@ -12,7 +12,7 @@ class Unseen:
     Parameters
     ----------
     name : str
-        The way, as the table of ``docs/guard.md`` has it.
+        The way; ``docs/guard.md`` has the same words.
     reason : str
         Why a guard does not see it.
     """
@@ -23,23 +23,51 @@ class Unseen:
 
 UNSEEN: tuple[Unseen, ...] = (
     Unseen(
-        name="a command that clears its environment, such as env -i",
-        reason="the guard reaches Python children through environment variables",
+        name="Later stages of a Triton backend called by hand on existing IR",
+        reason="C++ passes behind private bindings",
     ),
     Unseen(
-        name="Python started with -I, -E or -S",
-        reason="it reads neither PYTHONPATH nor the start-up hook",
+        name="`load_binary` of Triton's driver module called by hand",
+        reason="a function of a C module, made at first use",
     ),
     Unseen(
-        name="a Triton backend's later stages, called by hand on IR made earlier",
-        reason="the stages are functions a backend makes anew for every compile",
+        name="What `knobs.build.impl` does",
+        reason="code of others; a compiler process it starts is seen where processes are watched",
     ),
     Unseen(
-        name="MLIR passes run through the private bindings in cutlass._mlir",
-        reason="they are C++ and have no Python function in front of them",
+        name="A user's own loop that times kernels",
+        reason="no call to the autotuner; compiles in it are seen",
     ),
     Unseen(
-        name="a compile that runs when the guard is armed",
-        reason="its entry was passed before",
+        name="MLIR passes run through private CuTe bindings",
+        reason="C++ behind private bindings",
+    ),
+    Unseen(
+        name="A compile that is already running when the guard is armed",
+        reason="it is past the gates; its later stages may be stopped",
+    ),
+    Unseen(
+        name="A child started with `-S`, `-I` or `-E`",
+        reason="it runs no `sitecustomize`, or reads no variable",
+    ),
+    Unseen(
+        name="A child whose starter gives it another environment or another `PYTHONPATH`",
+        reason="the guard travels in those",
+    ),
+    Unseen(
+        name="A child behind `ssh`, `sudo`, a container or a job scheduler that drops the environment",
+        reason="the same",
+    ),
+    Unseen(
+        name="A process that was running when the guard was armed, such as a forkserver or a pool",
+        reason="it started before; arm before it starts",
+    ),
+    Unseen(
+        name="A child of Python before 3.11",
+        reason="planfreeze does not run there",
+    ),
+    Unseen(
+        name="Compilers in programs that are not Python",
+        reason="nothing in them asks the guard",
     ),
 )
