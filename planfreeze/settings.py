@@ -90,7 +90,7 @@ def read_guard_settings(environ: Mapping[str, str] = os.environ) -> GuardSetting
     return GuardSettings(
         mode=cast("Mode", mode) if mode else None,
         allowed=frozenset(name for name in environ.get("PLANFREEZE_GUARD_ALLOWED", "").split(",") if name),
-        log=Path(log) if log else None,
+        log=Path(log).absolute() if log else None,
     )
 
 

@@ -26,9 +26,10 @@ def surround({cells}):
 
 
 class ThreadState(threading.local):
-    """Whether this thread is inside a compile that was already reported."""
+    """Whether this thread is inside a compile that was already reported, and inside a call that was no attempt."""
 
     is_passing = False
+    is_watching = False
 
 
 state = ThreadState()
@@ -36,12 +37,26 @@ state = ThreadState()
 
 @contextmanager
 def passing() -> Iterator[None]:
-    """Let this thread through every gate: what a reported compile calls is part of it, not another attempt."""
+    """Let this thread through every gate: what a reported compile calls is part of it, not another attempt.
+
+    Inside a call that was no attempt itself, the rest of that call is part of it, too.
+    """
     before, state.is_passing = state.is_passing, True
     try:
         yield
     finally:
-        state.is_passing = before
+        state.is_passing = before or state.is_watching
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Keep the gates closed inside a call that is no attempt, until one is reported there."""
+    before = state.is_passing, state.is_watching
+    state.is_watching = True
+    try:
+        yield
+    finally:
+        state.is_passing, state.is_watching = before
 
 
 class Gate:
@@ -59,7 +74,8 @@ class Gate:
             return self.original(*arguments, **options)
         attempt = self.describe(arguments, options)
         if attempt is NO_ATTEMPT:
-            return self.original(*arguments, **options)
+            with watching():
+                return self.original(*arguments, **options)
         if attempt is not None:
             self.report(attempt)
             if not self.is_covering:

@@ -179,6 +179,33 @@ def test_what_a_call_that_is_no_attempt_calls_is_watched() -> None:
     assert len(seen) == 1
 
 
+def test_the_rest_of_a_call_that_led_to_an_attempt_is_part_of_it_and_no_more() -> None:
+    def lower() -> None:
+        pass
+
+    def assemble() -> None:
+        pass
+
+    def serve(is_hit: bool) -> None:
+        if not is_hit:
+            lower()
+            assemble()
+
+    seen: list[Attempt] = []
+    releases = [
+        install_gate(make_module(name=serve), "name", lambda arguments, options: NO_ATTEMPT, seen.append),
+        install_gate(make_module(name=lower), "name", describe, seen.append),
+        install_gate(make_module(name=assemble), "name", describe, seen.append),
+    ]
+    for is_hit, count in ((True, 0), (False, 1), (False, 2)):
+        serve(is_hit)
+        assert len(seen) == count
+    assemble()
+    assert len(seen) == 3, "outside the call it is an attempt again"
+    for release in releases:
+        release()
+
+
 @pytest.mark.parametrize(("is_covering", "count"), [(True, 1), (False, 2)])
 def test_an_admitted_call_covers_what_it_calls_unless_it_is_said_not_to(is_covering: bool, count: int) -> None:
     def inner() -> None:
