@@ -15,11 +15,17 @@ ANSWER_TIMEOUT_S = 300.0
 # Makes the deliberate attempts in a process that a guard was to reach by its environment alone.
 GUARD = """
 import json, sys
-from planfreeze.guard import self_test
-from planfreeze.guard.watch import watch
-states = {True: "awake", False: "asleep"}
-proven = {road: states.get(proof, proof) for road, proof in self_test().items()}
-sys.stdout.write("\\n" + json.dumps({"is_armed": bool(watch.armed), "roads": proven}))
+try:
+    from planfreeze.guard.watch import watch
+    is_armed = bool(watch.armed)
+except ImportError:
+    is_armed = False
+roads = {}
+if is_armed:
+    from planfreeze.guard import self_test
+    states = {True: "awake", False: "asleep"}
+    roads = {road: states.get(proof, proof) for road, proof in self_test().items()}
+sys.stdout.write("\\n" + json.dumps({"is_armed": is_armed, "roads": roads}))
 """
 
 # Opens the current device as a session would, and says why it cannot.
@@ -72,9 +78,13 @@ def ask_guard(environment: Mapping[str, str], python: Sequence[str] = (sys.execu
     ------
     StartNotWatched
         No guard is armed in the process.
+    GuardAsleep
+        The attempts could not be made.
     """
     answer, log = ask(GUARD, environment, python)
-    if answer is None or not answer["is_armed"]:
+    if answer is None:
+        raise GuardAsleep("all", log)
+    if not answer["is_armed"]:
         raise StartNotWatched(" ".join(python), log)
     roads: dict[str, str] = answer["roads"]
     return roads

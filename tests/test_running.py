@@ -284,3 +284,13 @@ def test_the_command_starts_without_the_signals_that_python_and_the_run_took(cap
     assert blocked == 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         assert not ignored >> (number - 1) & 1, number
+
+
+def test_a_proof_that_breaks_off_is_no_proof(run, tmp_path: Path, toys) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text("import planfreeze.guard.proofs\nplanfreeze.guard.proofs.ROADS = [None]\n")
+    path = os.pathsep.join(map(str, (broken, toys.folder, Path(__file__).parents[1])))
+    done, report = run(sys.executable, "-c", "", PYTHONPATH=path)
+    assert (done.returncode, report) == (5, {})
+    assert "did not stop a deliberate attempt" in done.stderr and "AttributeError" in done.stderr
