@@ -48,12 +48,12 @@ NO_MACHINE = Machine(versions=(), driver=None, cuda=None, gpus=(), tools=())
 
 
 @pytest.fixture
-def doctor(interpreter, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+def doctor(small_interpreter) -> Callable[..., tuple[int, dict[str, Any]]]:
     """Run ``planfreeze doctor --json``; return its status and what it printed."""
 
     def run(*arguments: object, folders: tuple[Path, ...] = (), **environment: str) -> tuple[int, dict[str, Any]]:
-        environment.setdefault("PYTHONPATH", os.pathsep.join(map(str, (*folders, *interpreter.folders))))
-        started = interpreter.start("-m", "planfreeze", "doctor", "--json", *map(str, arguments), **environment)
+        environment.setdefault("PYTHONPATH", os.pathsep.join(map(str, (*folders, *small_interpreter.folders))))
+        started = small_interpreter.start("-m", "planfreeze", "doctor", "--json", *map(str, arguments), **environment)
         output, errors = started.communicate(timeout=120)
         assert errors == ""
         return started.returncode, json.loads(output)
@@ -77,8 +77,9 @@ def test_a_bare_installation_is_told_what_to_install(doctor, tmp_path: Path) -> 
     assert {problem["advice"] for problem in found["problems"]} >= {'pip install "planfreeze[serve]"'}
 
 
-def test_a_machine_without_a_device_lacks_something_and_its_roads_are_watched(doctor) -> None:
-    status, found = doctor(CUDA_VISIBLE_DEVICES="")
+def test_a_machine_without_a_device_lacks_something_and_its_roads_are_watched(doctor, interpreter) -> None:
+    path = os.pathsep.join(map(str, interpreter.folders))
+    status, found = doctor(CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
     assert (status, found["status"]) == (6, 6)
     assert found["devices"] == []
     assert told(found["problems"], "nowhere to load programs")
@@ -88,21 +89,22 @@ def test_a_machine_without_a_device_lacks_something_and_its_roads_are_watched(do
     assert told(found["notes"], "triton, launching by itself") and told(found["notes"], "torch.compile")
 
 
-def test_text_for_people_says_the_same(interpreter) -> None:
-    started = interpreter.start("-m", "planfreeze", "doctor", CUDA_VISIBLE_DEVICES="")
+def test_text_for_people_says_the_same(small_interpreter) -> None:
+    started = small_interpreter.start("-m", "planfreeze", "doctor", CUDA_VISIBLE_DEVICES="")
     output, errors = started.communicate(timeout=120)
     assert (started.returncode, errors) == (6, "")
     for words in ("triton", "awake", "no CUDA device", "frozen serving does not work here", UNSEEN[0].name):
         assert words in output
 
 
-def test_a_driver_is_asked_for_its_version_and_devices_without_any_binding(doctor, tmp_path: Path) -> None:
+def test_a_driver_is_asked_for_its_version_and_devices_without_any_binding(doctor, interpreter, tmp_path: Path) -> None:
     source = tmp_path / "driver.c"
     source.write_text(DRIVER)
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler is not None, "this test needs a C compiler"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", source], check=True)
-    status, found = doctor(LD_LIBRARY_PATH=str(tmp_path))
+    path = os.pathsep.join(map(str, interpreter.folders))
+    status, found = doctor(LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=path)
     assert (found["cuda"], found["devices"]) == ("13.2", [{"name": "Stand-in", "capability": [9, 0]}])
     assert not told(found["problems"], "nowhere to load programs")
     # A session would ask torch, and this torch cannot use it.

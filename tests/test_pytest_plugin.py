@@ -99,11 +99,14 @@ class Outcome:
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, toys, built, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def run(
+    pytester: pytest.Pytester, toys, built, without_frameworks: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Outcome]:
     """Run pytest over a test module beside a conftest with the stand-in device."""
+    pytester.makepyfile(sitecustomize=without_frameworks)
 
     def start(tests: str, *options: str, plans: tuple[str, ...] = ("toys-tp1-sm_90a",), store: Path | None = None):
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, toys.folder, pytester.path))))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (pytester.path, ROOT, toys.folder))))
         monkeypatch.setenv("TRITON_CACHE_DIR", str(pytester.path / "triton"))
         place = store or built.store.path
         pytester.makeconftest(CONFTEST.replace("STORE", f"__import__('pathlib').Path({str(place)!r})"))
@@ -380,15 +383,16 @@ def test_sabotage():
     assert any("asleep at the end" in reason and "triton" in reason for reason in outcome.reasons())
 
 
-def test_a_guard_that_sleeps_in_children_fails_a_replay(run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        sitecustomize="""
-        import os
-        if "PLANFREEZE_GUARD" in os.environ:
-            from planfreeze.guard.watch import watch
-            watch.report = lambda attempt: None
-        """
-    )
+def test_a_guard_that_sleeps_in_children_fails_a_replay(
+    run, pytester: pytest.Pytester, without_frameworks: str
+) -> None:
+    sleeper = """
+import os
+if "PLANFREEZE_GUARD" in os.environ:
+    from planfreeze.guard.watch import watch
+    watch.report = lambda attempt: None
+"""
+    pytester.makepyfile(sitecustomize=without_frameworks + sleeper)
     outcome = run(USES_ALL)
     assert (outcome.status, "2 passed" in outcome.text) == (1, True)
     (reason,) = outcome.reasons()

@@ -43,14 +43,14 @@ def tried(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(interpreter, tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str], dict[str, Any]]]:
+def run(small_interpreter, tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str], dict[str, Any]]]:
     """Run ``planfreeze run`` with a command; return the finished process and its report."""
 
     def start(*command: object, options: tuple[str, ...] = (), given: str = "", **environment: str):
         report = tmp_path / "report.json"
         arguments = ["-m", "planfreeze", "run", *options, "--report", str(report), "--", *map(str, command)]
         environment.setdefault("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-        started = interpreter.start(*arguments, **environment)
+        started = small_interpreter.start(*arguments, **environment)
         output, errors = started.communicate(given, timeout=120)
         done = subprocess.CompletedProcess(arguments, started.returncode, output, errors)
         text = report.read_text() if report.exists() else ""
@@ -77,8 +77,9 @@ def test_a_swallowed_attempt_ends_with_5_and_a_table(run, tried: Path, tmp_path:
     assert compiled_files(tmp_path) == []
 
 
-def test_the_guard_is_proven_by_every_road_before_and_outside_the_counts(run) -> None:
-    done, report = run(sys.executable, "-c", "")
+def test_the_guard_is_proven_by_every_road_before_and_outside_the_counts(run, interpreter) -> None:
+    path = os.pathsep.join(map(str, interpreter.folders))
+    done, report = run(sys.executable, "-c", "", PYTHONPATH=path)
     assert (done.returncode, report["attempts"]) == (0, [])
     assert AWAKE.items() <= report["guard"].items()
     assert set(report["guard"].values()) <= {"awake", "not installed"}
@@ -164,37 +165,35 @@ def test_a_python_that_leaves_the_guard_out_is_refused_before_it_starts(run, tmp
     assert not (tmp_path / "started").exists()
 
 
-def test_a_road_that_sleeps_ends_with_5_before_the_command_starts(run, tmp_path: Path, toys) -> None:
-    sleeper = tmp_path / "sleeper"
-    sleeper.mkdir()
-    # The start-up hook runs this one after it armed the guard.
-    (sleeper / "sitecustomize.py").write_text(
-        "from planfreeze.guard.watch import watch\nwatch.report = lambda attempt: None\n"
+def test_a_road_that_sleeps_ends_with_5_before_the_command_starts(run, small_interpreter, tmp_path: Path) -> None:
+    # The start-up hook runs this after it armed the guard.
+    start = small_interpreter.folders[0] / "sitecustomize.py"
+    start.write_text(
+        f"{start.read_text()}\nfrom planfreeze.guard.watch import watch\nwatch.report = lambda attempt: None\n"
     )
-    path = os.pathsep.join(map(str, (sleeper, toys.folder, Path(__file__).parents[1])))
-    done, report = run(sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')", PYTHONPATH=path)
+    done, report = run(sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')")
     assert (done.returncode, report) == (5, {})
     assert "triton" in done.stderr and "did not stop a deliberate attempt" in done.stderr
     assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_reaches_the_command_which_decides_how_it_ends(interpreter, number: signal.Signals) -> None:
+def test_a_signal_reaches_the_command_which_decides_how_it_ends(small_interpreter, number: signal.Signals) -> None:
     script = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(33))\n"
         "print('ready', flush=True)\n"
         "time.sleep(60)\n"
     )
-    started = interpreter.start("-m", "planfreeze", "run", "--", sys.executable, "-c", script)
+    started = small_interpreter.start("-m", "planfreeze", "run", "--", sys.executable, "-c", script)
     assert started.stdout.readline() == "ready\n"
     started.send_signal(number)
     started.communicate(timeout=60)
     assert started.returncode == 33
 
 
-def test_a_command_that_dies_of_the_signal_gives_128_and_its_number(interpreter) -> None:
-    started = interpreter.start("-m", "planfreeze", "run", "--", "sh", "-c", "echo ready; exec sleep 60")
+def test_a_command_that_dies_of_the_signal_gives_128_and_its_number(small_interpreter) -> None:
+    started = small_interpreter.start("-m", "planfreeze", "run", "--", "sh", "-c", "echo ready; exec sleep 60")
     assert started.stdout.readline() == "ready\n"
     started.send_signal(signal.SIGTERM)
     started.communicate(timeout=60)
@@ -286,11 +285,9 @@ def test_the_command_starts_without_the_signals_that_python_and_the_run_took(cap
         assert not ignored >> (number - 1) & 1, number
 
 
-def test_a_proof_that_breaks_off_is_no_proof(run, tmp_path: Path, toys) -> None:
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "sitecustomize.py").write_text("import planfreeze.guard.proofs\nplanfreeze.guard.proofs.ROADS = [None]\n")
-    path = os.pathsep.join(map(str, (broken, toys.folder, Path(__file__).parents[1])))
-    done, report = run(sys.executable, "-c", "", PYTHONPATH=path)
+def test_a_proof_that_breaks_off_is_no_proof(run, small_interpreter) -> None:
+    start = small_interpreter.folders[0] / "sitecustomize.py"
+    start.write_text(f"{start.read_text()}\nimport planfreeze.guard.proofs\nplanfreeze.guard.proofs.ROADS = [None]\n")
+    done, report = run(sys.executable, "-c", "")
     assert (done.returncode, report) == (5, {})
     assert "did not stop a deliberate attempt" in done.stderr and "AttributeError" in done.stderr
