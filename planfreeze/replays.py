@@ -12,14 +12,13 @@ from importlib.util import find_spec
 from planfreeze.cache.store import Store
 from planfreeze.device import Device
 from planfreeze.errors import GuardAsleep
-from planfreeze.guard import Guard
+from planfreeze.guard import Guard, road_names
+from planfreeze.guard.watch import ROADS
 from planfreeze.plans import FrozenPlan, Plan
 from planfreeze.programs import Program
 from planfreeze.resolve import Resolution, check_kernels, planned_programs, program_name, resolve_plan
 
 __all__ = ["Replay", "check_replays", "prove_guard", "replay_plan"]
-
-COMPILERS = {"triton": "triton", "cute": "cutlass"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +114,8 @@ def prove_guard() -> dict[str, str]:
     GuardAsleep
         An installed compiler was reached under the guard.
     """
-    if not any(find_spec(module) for module in COMPILERS.values()):
-        return dict.fromkeys(COMPILERS, "no compiler installed")
+    if not any(find_spec(road.package) for road in ROADS):
+        return dict.fromkeys(road_names(), "no compiler installed")
     # Under Triton's interpreter nothing compiles, and nothing would be proven.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     child = subprocess.run(

@@ -61,11 +61,18 @@ class Guard:
         self.is_armed = False
         self.lock = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.heard: Counter[Attempt] = Counter()
 
     @property
     def attempts(self) -> Mapping[str, int]:
         """Attempts per road since the guard was made, a live read-only view; a road without any reads as 0."""
         return MappingProxyType(self.counts)
+
+    @property
+    def seen(self) -> Mapping[Attempt, int]:
+        """Each different attempt since the guard was made, with how often it was made; as it is now."""
+        with self.lock:
+            return MappingProxyType(Counter(self.heard))
 
     def arm(self) -> None:
         """Start watching; nothing happens if the guard is armed.
@@ -87,9 +94,10 @@ class Guard:
             self.is_armed = False
 
     def count(self, attempt: Attempt) -> None:
-        """Count an attempt under its road."""
+        """Count an attempt, under its road and by itself."""
         with self.lock:
             self.counts[attempt.road] += 1
+            self.heard[attempt] += 1
 
     def renew_lock(self) -> None:
         """Forget a lock that another thread of the parent may have held when this process was forked."""

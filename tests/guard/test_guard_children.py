@@ -1,5 +1,6 @@
 """Children: an armed guard travels into the Python processes it starts, and leaves no trace when it is released."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -209,6 +210,11 @@ def test_an_interpreter_that_cannot_import_planfreeze_starts_normally_and_silent
         [sys._base_executable, "-c", SHOW], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert (done.stdout, done.stderr) == (bare, "")
+
+
+def test_the_start_up_hook_is_text_that_every_python_parses() -> None:
+    text = Path(STARTUP_FOLDER, "sitecustomize.py").read_text()
+    assert ast.parse(text, feature_version=(3, 4)) and text.isascii()
 
 
 def test_a_start_up_hook_without_a_mode_arms_nothing(tmp_path: Path) -> None:

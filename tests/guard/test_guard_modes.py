@@ -199,3 +199,13 @@ def test_a_signature_is_spelled_from_facts_unless_it_is_given() -> None:
     )
     assert Attempt(road="r", kernel="k", location="l:1", facts=facts, signature="given").signature == "given"
     assert Attempt(road="r", kernel="k", location="l:1").signature == ""
+
+
+def test_each_different_attempt_is_listed_once_with_its_count() -> None:
+    other = Attempt(road="triton", kernel="m.k", facts=(("BLOCK", "64"),), location="app.py:12")
+    with no_compilation("count") as guard:
+        for attempt in (ATTEMPT, other, ATTEMPT):
+            watch.report(attempt)
+        before = guard.seen
+        watch.report(other)
+    assert before == {ATTEMPT: 2, other: 1} and guard.seen == {ATTEMPT: 2, other: 2}
