@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -291,3 +292,55 @@ def test_a_proof_that_breaks_off_is_no_proof(run, small_interpreter) -> None:
     done, report = run(sys.executable, "-c", "")
     assert (done.returncode, report) == (5, {})
     assert "did not stop a deliberate attempt" in done.stderr and "AttributeError" in done.stderr
+
+
+# Takes a terminal as its own, with standard streams, and becomes another program.
+TAKE_TERMINAL = """
+import os, sys
+terminal = os.open(sys.argv[1], os.O_RDWR)
+for stream in range(3):
+    os.dup2(terminal, stream)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+# Leaves the terminal's process group, so that an interrupt there reaches it only if somebody passes it on.
+COUNT_INTERRUPTS = """
+import os, signal, sys, time
+os.setpgid(0, 0)
+count = []
+signal.signal(signal.SIGINT, lambda *_: count.append(1))
+def ended(*_):
+    print(f"{len(count)} interrupts passed on", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ended)
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_an_interrupt_at_the_terminal_is_left_to_the_terminal(small_interpreter) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "planfreeze", "run", "--", sys.executable, "-c", COUNT_INTERRUPTS]
+    started = subprocess.Popen(
+        [sys.executable, "-c", TAKE_TERMINAL, os.ttyname(theirs), *command],
+        env=small_interpreter.environment(),
+        cwd=small_interpreter.home,
+        start_new_session=True,
+    )
+    seen = ""
+
+    def read_until(words: str) -> None:
+        nonlocal seen
+        while words not in seen:
+            seen += os.read(ours, 4096).decode()
+
+    read_until("ready")
+    os.close(theirs)  # from here on, the end of the command ends the reading
+    os.write(ours, b"\x03")
+    read_until("^C")  # the terminal shows it when it has sent the signal
+    started.send_signal(signal.SIGTERM)
+    read_until("interrupts passed on")
+    read_until("no compiler was reached")
+    assert "0 interrupts passed on" in seen
+    assert started.wait(timeout=60) == 0
+    os.close(ours)
