@@ -308,10 +308,7 @@ import os, signal, sys, time
 os.setpgid(0, 0)
 count = []
 signal.signal(signal.SIGINT, lambda *_: count.append(1))
-def ended(*_):
-    print(f"{len(count)} interrupts passed on", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, ended)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(len(count)))
 print("ready", flush=True)
 while True:
     time.sleep(60)
@@ -339,8 +336,5 @@ def test_an_interrupt_at_the_terminal_is_left_to_the_terminal(small_interpreter)
     os.write(ours, b"\x03")
     read_until("^C")  # the terminal shows it when it has sent the signal
     started.send_signal(signal.SIGTERM)
-    read_until("interrupts passed on")
-    read_until("no compiler was reached")
-    assert "0 interrupts passed on" in seen
     assert started.wait(timeout=60) == 0
     os.close(ours)
