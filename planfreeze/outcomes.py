@@ -19,6 +19,7 @@ from planfreeze.errors import (
     WrongArch,
 )
 from planfreeze.inspection import inspect_cubin
+from planfreeze.key import COMPILE_ENVIRONMENT, dialect_of
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram
 from planfreeze.record import ProgramRecord
 from planfreeze.workers import Task, Worker
@@ -129,9 +130,12 @@ def make_record(program: KeyedProgram, compiled: CompiledProgram) -> ProgramReco
 def describe_compile(program: KeyedProgram, seconds: float) -> bytes:
     """Return where a program came from, for people: JSON that nothing depends on."""
     labels = dict(program.key.parts)
+    dialect = dialect_of(program.definition)
     note = {
         "program": program.name,
         "arch": program.target.arch,
+        "dialect": dialect,
+        "environment": COMPILE_ENVIRONMENT[dialect],
         "toolchain": labels["toolchain"].decode(),
         "seconds": round(seconds, 3),
         "python": sys.version.split()[0],

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from planfreeze.builds import BuildReport
@@ -20,6 +20,7 @@ __all__ = [
     "explanation_text",
     "plans_json",
     "plans_table",
+    "print_table",
     "replay_json",
     "replay_table",
 ]
@@ -199,8 +200,15 @@ def variant(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
-def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows on standard output, as wide as the terminal."""
+def print_table(
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    stream: TextIO | None = None,
+    pipe_columns: int = PIPE_COLUMNS,
+) -> None:
+    """Print rows on a stream, standard output unless given, as wide as the terminal or as a pipe is taken to be."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -210,5 +218,6 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
         table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS, highlight=False, markup=False)
+    stream = stream or sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else pipe_columns, highlight=False, markup=False)
     console.print(table)

@@ -27,6 +27,7 @@ from planfreeze.resolve import (
     resolve_program,
 )
 from planfreeze.statistics import Statistics
+from planfreeze.uses import note_session
 
 __all__ = ["Session"]
 
@@ -65,6 +66,7 @@ class Session:
     ) -> None:
         self.store = store
         self.ordinal = device
+        self.has_frozen = False
         self._is_builder = build
         self._is_trusted = is_trusted
         self._planned: dict[str, tuple[PlannedProgram, Store]] = {}
@@ -78,6 +80,7 @@ class Session:
         for plan in plans:
             self.prepare(plan)
         watch_forks(self)
+        note_session(self)
 
     @property
     def is_frozen(self) -> bool:
@@ -179,6 +182,7 @@ class Session:
             # Replaced, not changed: threads that look programs up see all of them or those from before.
             self._programs = self._programs | loaded
             self._guard = sentinel
+            self.has_frozen = True
             return self
 
     def program(self, payload: Payload) -> Program:

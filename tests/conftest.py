@@ -263,6 +263,32 @@ def interpreter(toys: Toys, tmp_path: Path) -> Interpreter:
     return Interpreter(home, (toys.folder, ROOT))
 
 
+# A start-up module that hides frameworks: a proof of every road imports them, which takes seconds each time.
+WITHOUT_FRAMEWORKS = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "cupy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.fixture(scope="session")
+def without_frameworks() -> str:
+    """Text of a ``sitecustomize`` under which there is no torch and no CuPy; Triton and CuTe stay."""
+    return WITHOUT_FRAMEWORKS
+
+
+@pytest.fixture
+def small_interpreter(interpreter: Interpreter, without_frameworks: str) -> Interpreter:
+    """Fresh interpreters as ``interpreter``, without frameworks."""
+    folder = interpreter.home / "start"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(without_frameworks)
+    return Interpreter(interpreter.home, (folder, *interpreter.folders))
+
+
 @pytest.fixture(scope="session")
 def wait_for() -> Callable[[Path], str]:
     """Wait until a file is there and has content; return it."""

@@ -17,16 +17,17 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition"),
+    ("errors", "settings", "exposition", "uses"),
     ("cache", "elf", "sources", "toolchain"),
-    ("target", "payload", "family", "constants"),
-    ("key", "record", "inspection"),
+    ("target", "payload", "family", "constants", "machine"),
+    ("key", "record", "inspection", "knobs"),
     ("models",),
     ("plans",),
     ("resolve", "explanations", "compilers"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
-    ("process_session", "reports", "cli"),
+    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays", "questions", "running", "witness"),
+    ("process_session", "reports", "run_reports", "diagnosis", "doctor_reports"),
+    ("pytest_replay", "pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # The package itself hands out public names of any layer, at their first use.
@@ -36,6 +37,7 @@ COMPILERS = ("triton", "cutlass", "cuda", "torch")
 ENVIRONMENT_READERS = {
     "planfreeze.settings",
     "planfreeze.replays",  # makes the environment of the process that proves the guard
+    "planfreeze.running",  # makes the environment of a guarded command
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
     "planfreeze.guard.children",  # announces armed guards to children, and takes that back

@@ -8,6 +8,8 @@ import typer
 
 from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
+from planfreeze.cli.diagnosing import doctor_command
+from planfreeze.cli.running import run_command
 
 __all__ = ["app", "main"]
 
@@ -18,6 +20,9 @@ app.command("plan")(plan_command)
 app.command("build")(build_command)
 app.command("replay")(replay_command)
 app.command("explain")(explain_command)
+# What follows the command's name belongs to the command, also without the two dashes.
+app.command("run", context_settings={"allow_interspersed_args": False})(run_command)
+app.command("doctor")(doctor_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -72,6 +72,12 @@ from planfreeze.errors.models import (
     UntiledModel,
     UntiledShards,
 )
+from planfreeze.errors.running import (
+    CommandMissing,
+    CommandNotExecutable,
+    ReportUnwritable,
+    StartNotWatched,
+)
 from planfreeze.errors.serving import (
     CapacityExceeded,
     DamagedPrograms,
@@ -126,6 +132,8 @@ __all__ = [
     "CapacityExceeded",
     "CheckpointMissing",
     "CheckpointUnwritable",
+    "CommandMissing",
+    "CommandNotExecutable",
     "CompilationForbidden",
     "CompileFailed",
     "CompilerMissing",
@@ -176,6 +184,7 @@ __all__ = [
     "PlanfreezeError",
     "PlansDisagree",
     "RankOutOfRange",
+    "ReportUnwritable",
     "ScalesDiffer",
     "SessionState",
     "SeveralArms",
@@ -183,6 +192,7 @@ __all__ = [
     "ShardMissing",
     "SourceChanged",
     "SourceUnreadable",
+    "StartNotWatched",
     "StoreMissing",
     "StoreTooNew",
     "StoreUnusable",

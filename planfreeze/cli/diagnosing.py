@@ -1,0 +1,38 @@
+"""The command that says whether frozen serving would work here."""
+
+from typing import Annotated
+
+import typer
+
+from planfreeze.cli.options import JsonOption, StoreOption, TrustOption
+from planfreeze.cli.output import exit_codes, print_result
+
+__all__ = ["doctor_command"]
+
+
+def doctor_command(
+    store: StoreOption = None,
+    plan: Annotated[
+        list[str] | None, typer.Option("--plan", help="Frozen plan that has to be there. Default: PLANFREEZE_PLAN.")
+    ] = None,
+    trust_store: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether frozen serving would work here, what a guard watches, and what still needs a compiler."""
+    from planfreeze import doctor_reports
+    from planfreeze.diagnosis import diagnose
+    from planfreeze.settings import read_settings, store_path
+
+    with exit_codes():
+        settings = read_settings()
+        diagnosis = diagnose(
+            store or store_path(settings),
+            plans=tuple(plan or settings.plans),
+            is_store_named=store is not None or settings.store is not None,
+            is_trusted=trust_store or settings.is_store_trusted,
+        )
+        print_result(
+            doctor_reports.diagnosis_json(diagnosis) if as_json else None,
+            lambda: doctor_reports.diagnosis_text(diagnosis),
+        )
+        raise typer.Exit(diagnosis.status)

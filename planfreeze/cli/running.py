@@ -1,0 +1,66 @@
+"""The command that runs another one under the guard."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planfreeze.cli.output import exit_codes
+from planfreeze.errors import OutputUnwritable, PlanfreezeError
+
+if TYPE_CHECKING:
+    from planfreeze.running import Run
+
+__all__ = ["run_command"]
+
+
+def run_command(
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.")],
+    mode: Annotated[str, typer.Option("--mode", help="What an attempt to compile does: raise, warn, count.")] = "raise",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", help="Write a JSON object to this file.")] = None,
+) -> None:
+    """Run any command under the guard.
+
+    The guard is proven awake first. Status 5 and a table if a compiler was reached, else the command's own status.
+    """
+    from planfreeze.run_reports import print_proof, write_report
+    from planfreeze.running import RUN_MODES, run_guarded
+
+    with exit_codes():
+        if mode not in RUN_MODES:
+            raise typer.BadParameter(f"{mode!r} is none of {', '.join(RUN_MODES)}", param_hint="--mode")
+        if report is not None:
+            write_report(report, None)  # an unwritable place is told now, not after hours
+        run = run_guarded(command, mode=RUN_MODES[mode], on_proof=print_proof)
+        show_run(run, report, as_json=as_json)
+        raise typer.Exit(run.status)
+
+
+def show_run(run: "Run", report: Path | None, *, as_json: bool) -> None:
+    """Print and write what became of a run; a failure of that never hides that a compiler was reached."""
+    from planfreeze.run_reports import print_attempts, run_json, write_report
+
+    try:
+        print_attempts(run)
+        if report is not None:
+            write_report(report, run)
+        if as_json:
+            print_line(json.dumps(run_json(run)))
+    except PlanfreezeError as error:
+        if not run.attempts:
+            raise
+        typer.echo(f"error: {error}", err=True)
+
+
+def print_line(text: str) -> None:
+    """Print a line on standard output, which the command had before."""
+    if sys.stdout is None:
+        raise OutputUnwritable("it is closed")
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        raise OutputUnwritable(error.strerror or str(error)) from error

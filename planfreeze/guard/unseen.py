@@ -1,0 +1,73 @@
+"""What no guard can see: roads to a compiler that Python code cannot stand in front of, and why."""
+
+from dataclasses import dataclass
+
+__all__ = ["UNSEEN", "Unseen"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unseen:
+    """A way to compile that goes unnoticed.
+
+    Parameters
+    ----------
+    name : str
+        The way; ``docs/guard.md`` has the same words.
+    reason : str
+        Why a guard does not see it.
+    """
+
+    name: str
+    reason: str
+
+
+UNSEEN: tuple[Unseen, ...] = (
+    Unseen(
+        name="Later stages of a Triton backend called by hand on existing IR",
+        reason="C++ passes behind private bindings",
+    ),
+    Unseen(
+        name="`load_binary` of Triton's driver module called by hand",
+        reason="a function of a C module, made at first use",
+    ),
+    Unseen(
+        name="What `knobs.build.impl` does",
+        reason="code of others; a compiler process it starts is seen where processes are watched",
+    ),
+    Unseen(
+        name="A user's own loop that times kernels",
+        reason="no call to the autotuner; compiles in it are seen",
+    ),
+    Unseen(
+        name="MLIR passes run through private CuTe bindings",
+        reason="C++ behind private bindings",
+    ),
+    Unseen(
+        name="A compile that is already running when the guard is armed",
+        reason="it is past the gates; its later stages may be stopped",
+    ),
+    Unseen(
+        name="A child started with `-S`, `-I` or `-E`",
+        reason="it runs no `sitecustomize`, or reads no variable",
+    ),
+    Unseen(
+        name="A child whose starter gives it another environment or another `PYTHONPATH`",
+        reason="the guard travels in those",
+    ),
+    Unseen(
+        name="A child behind `ssh`, `sudo`, a container or a job scheduler that drops the environment",
+        reason="the same",
+    ),
+    Unseen(
+        name="A process that was running when the guard was armed, such as a forkserver or a pool",
+        reason="it started before; arm before it starts",
+    ),
+    Unseen(
+        name="A child of Python before 3.11",
+        reason="planfreeze does not run there",
+    ),
+    Unseen(
+        name="Compilers in programs that are not Python",
+        reason="nothing in them asks the guard",
+    ),
+)

@@ -1,0 +1,84 @@
+"""Reports of runs under the guard: on standard error for people, as JSON for programs."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planfreeze.errors import ReportUnwritable
+from planfreeze.reports import print_table
+from planfreeze.running import CountedAttempt, Run
+
+__all__ = ["attempt_rows", "print_attempts", "print_proof", "run_json", "write_report"]
+
+HEADS = ("road", "kernel", "at", "times", "process")
+LOG_COLUMNS = 10_000  # in a log, a row stays in one line
+
+
+def print_proof(proven: Mapping[str, str]) -> None:
+    """Print on standard error what the guard watches."""
+    states = ", ".join(f"{road} {state}" for road, state in proven.items())
+    sys.stderr.write(f"planfreeze: guard proven: {states}\n")
+    sys.stderr.flush()
+
+
+def print_attempts(run: Run) -> None:
+    """Print on standard error what a run tried to compile."""
+    if not run.attempts:
+        sys.stderr.write("planfreeze: no compiler was reached\n")
+        return
+    times = sum(attempt.count for attempt in run.attempts)
+    sys.stderr.write(
+        f"planfreeze: a compiler was reached {times} times; the command's own status {run.command_status}\n"
+    )
+    print_table("", HEADS, attempt_rows(run.attempts), stream=sys.stderr, pipe_columns=LOG_COLUMNS)
+
+
+def attempt_rows(attempts: Sequence[CountedAttempt]) -> list[tuple[str, ...]]:
+    """Return a row of text per attempt."""
+    return [
+        (
+            found.attempt.road,
+            f"{found.attempt.kernel}({found.attempt.signature})",
+            found.attempt.location,
+            str(found.count),
+            ", ".join(map(str, found.pids)),
+        )
+        for found in attempts
+    ]
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """Return what became of a run."""
+    return {
+        "command": list(run.command),
+        "status": run.status,
+        "command_status": run.command_status,
+        "guard": dict(run.guard),
+        "attempts": [
+            {
+                "road": found.attempt.road,
+                "kernel": found.attempt.kernel,
+                "signature": found.attempt.signature,
+                "location": found.attempt.location,
+                "count": found.count,
+                "pids": list(found.pids),
+            }
+            for found in run.attempts
+        ],
+    }
+
+
+def write_report(path: Path, run: Run | None) -> None:
+    """Write a run as JSON; None leaves an empty file, which shows that the place can be written.
+
+    Raises
+    ------
+    ReportUnwritable
+        It cannot.
+    """
+    try:
+        path.write_text("" if run is None else json.dumps(run_json(run), indent=2) + "\n")
+    except OSError as error:
+        raise ReportUnwritable(str(path), error.strerror or str(error)) from error

@@ -1,0 +1,205 @@
+"""Runs: any command under the guard, which is proven awake first, and the attempts to compile it made."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path
+
+from planfreeze.errors import CommandMissing, CommandNotExecutable
+from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
+from planfreeze.questions import prove_start
+
+__all__ = ["RUN_MODES", "CountedAttempt", "Run", "count_attempts", "make_environment", "run_guarded"]
+
+RUN_MODES: dict[str, Mode] = {"raise": "raise", "warn": "warn", "count": "count"}  # "off" would prove nothing
+COMPILER_REACHED = 5
+SIGNALLED = 128
+POLL_S = 0.5
+# Signals that end or steer a command; from the terminal it gets them itself, by the kernel's hand.
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+SENT_BY_KERNEL = 0x80  # SI_KERNEL of the system's headers, which the signal module does not name
+# Options of Python that decide what it imports at its start. Those with a value take the rest of the word or the next.
+START_OPTIONS, VALUE_OPTIONS, PROGRAM_OPTIONS = "BEIOPSsb", "WX", "cm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedAttempt:
+    """An attempt to compile, with how often it was made and in which processes."""
+
+    attempt: Attempt
+    count: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What became of a command under the guard.
+
+    Parameters
+    ----------
+    command : tuple of str
+        The command with its arguments.
+    guard : mapping
+        Road to "awake" or "not installed", proven before the command started.
+    attempts : tuple of CountedAttempt
+        What tried to compile, in the order of the first time.
+    command_status : int
+        The command's own status; 128 + N when signal N ended it.
+    """
+
+    command: tuple[str, ...]
+    guard: Mapping[str, str]
+    attempts: tuple[CountedAttempt, ...]
+    command_status: int
+
+    @property
+    def status(self) -> int:
+        """5 when a compiler was reached, whatever the command made of it; else the command's own status."""
+        return COMPILER_REACHED if self.attempts else self.command_status
+
+
+def make_environment(mode: Mode, log: Path | None) -> dict[str, str]:
+    """Return this process's environment with what arms a guard in every Python process started with it."""
+    return child_environment(os.environ, mode, log)
+
+
+def run_guarded(
+    command: Sequence[str], *, mode: Mode, on_proof: Callable[[Mapping[str, str]], None] = lambda proven: None
+) -> Run:
+    """Prove the guard awake in the command's environment, run the command in it, and gather its attempts.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments. It has this process's standard streams, and gets the signals sent to it.
+    mode : str
+        What an attempt does: "raise", "warn" or "count".
+    on_proof : callable
+        Called with the proven roads before the command starts.
+
+    Raises
+    ------
+    CommandMissing, CommandNotExecutable
+        There is no such program, or it cannot be started.
+    StartNotWatched
+        The guard does not reach the Python processes that the command starts.
+    GuardAsleep
+        A deliberate attempt to compile was not stopped. The command does not start then.
+    """
+    program = find_program(command[0])
+    with tempfile.TemporaryDirectory(prefix="planfreeze-run-") as folder:
+        log = Path(folder, "attempts")
+        environment = make_environment(mode, log)
+        proven = prove_start(environment, python_of(program, command[1:]))
+        on_proof(proven)
+        status = execute(program, command, environment)
+        attempts = count_attempts(read_log(log))
+    return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status)
+
+
+def count_attempts(logged: Iterable[LoggedAttempt]) -> tuple[CountedAttempt, ...]:
+    """Put equal attempts together, in the order of the first of each."""
+    processes: dict[Attempt, Counter[int]] = {}
+    for entry in logged:
+        processes.setdefault(entry.attempt, Counter())[entry.pid] += 1
+    return tuple(
+        CountedAttempt(attempt=attempt, count=pids.total(), pids=tuple(pids)) for attempt, pids in processes.items()
+    )
+
+
+def find_program(name: str) -> str:
+    """Return the path of a program as a shell would find it.
+
+    Raises
+    ------
+    CommandMissing, CommandNotExecutable
+        There is none, or one that may not be executed.
+    """
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    folders = [""] if "/" in name else os.get_exec_path()
+    for folder in folders:
+        path = Path(folder, name)
+        if name and path.exists():
+            raise CommandNotExecutable(str(path), "it is a directory" if path.is_dir() else "permission denied")
+    raise CommandMissing(name)
+
+
+def python_of(program: str, arguments: Sequence[str]) -> list[str]:
+    """Return the Python that a command starts, with the options that decide whether a guard reaches it.
+
+    A script's first line says who runs it. A command that starts none, or one that cannot be told, is taken to
+    start this one.
+    """
+    words = [program, *arguments]
+    try:
+        with Path(program).open("rb") as file:
+            first = file.readline(256)
+    except OSError:  # it may be executed and not read
+        first = b""
+    if first.startswith(b"#!"):
+        words = first[2:].decode(errors="replace").split()
+        if words and Path(words[0]).name == "env":
+            words = list(dropwhile(lambda word: word.startswith("-") or "=" in word, words[1:]))
+    python = shutil.which(words[0]) if words else None
+    if python is None or not re.fullmatch(r"python[0-9.]*t?", Path(words[0]).name):
+        return [sys.executable]
+    return [python, *start_options(words[1:])]
+
+
+def start_options(words: Sequence[str]) -> list[str]:
+    """Return Python's options in front of its program that decide what it imports at its start."""
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if not re.match(r"-[A-Za-z]", word):
+            break
+        for place, letter in enumerate(word[1:], start=1):
+            if letter in PROGRAM_OPTIONS:
+                return options
+            if letter in VALUE_OPTIONS:
+                options.append(f"-{letter}{word[place + 1 :] or next(rest, '')}")
+                break
+            if letter in START_OPTIONS:
+                options.append(f"-{letter}")
+    return options
+
+
+def execute(program: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program with this process's streams; pass signals on, and return the status a shell would."""
+    watched = {signal.SIGCHLD, *PASSED_ON}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        child = start(program, command, environment, before)
+        while True:
+            # A thread of a larger program may be told of the child's end instead; hence not without limit.
+            received = signal.sigtimedwait(watched, POLL_S)
+            if received is not None and received.si_signo in PASSED_ON:
+                if received.si_code != SENT_BY_KERNEL:
+                    os.kill(child, received.si_signo)
+                continue
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else SIGNALLED - code
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(program: str, command: Sequence[str], environment: Mapping[str, str], mask: set[int]) -> int:
+    """Start a program with the signals as they were before Python and this module changed them; return its pid."""
+    changed_by_python = (signal.SIGPIPE, signal.SIGXFSZ)
+    try:
+        return os.posix_spawn(
+            program, list(command), dict(environment), setsigmask=tuple(mask), setsigdef=changed_by_python
+        )
+    except OSError as error:
+        raise CommandNotExecutable(program, error.strerror or str(error)) from error

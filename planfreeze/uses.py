@@ -1,0 +1,92 @@
+"""Uses of frozen plans in this process: what sessions launched, told also after they are closed."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Uses", "gather_uses", "keep_sessions", "note_session"]
+
+
+class SessionStatistics(Protocol):
+    """What a session tells of itself."""
+
+    @property
+    def programs(self) -> int:
+        """Programs that were loaded."""
+
+    @property
+    def program_launches(self) -> Mapping[str, int]:
+        """Launches per program."""
+
+    @property
+    def plans(self) -> Mapping[str, str]:
+        """Root digest of every plan, by its name."""
+
+
+class CountedSession(Protocol):
+    """A session, as its uses are gathered."""
+
+    has_frozen: bool
+
+    def statistics(self) -> SessionStatistics:
+        """Return what it has seen, also when it is closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uses:
+    """Uses of frozen plans.
+
+    Parameters
+    ----------
+    by_plan : mapping
+        For the root digest of each plan, how often each of its programs was used, by name.
+    hits : int
+        Programs that sessions resolved and loaded.
+    unfrozen : int
+        Launches from sessions that were never frozen. They are no uses: nothing forbade a compile.
+    """
+
+    by_plan: Mapping[str, Mapping[str, int]]
+    hits: int = 0
+    unfrozen: int = 0
+
+
+# Each list gets every session that is made while it is here. A list keeps its sessions from being collected.
+keepers: list[list[CountedSession]] = []
+
+
+def keep_sessions() -> list[CountedSession]:
+    """Return a list to which every session made from now on in this process is added."""
+    made: list[CountedSession] = []
+    keepers.append(made)
+    return made
+
+
+def note_session(made: CountedSession) -> None:
+    """Tell the keepers of a new session."""
+    for keeper in keepers:
+        keeper.append(made)
+
+
+def gather_uses(sessions: Iterable[CountedSession], others: Iterable[Uses] = ()) -> Uses:
+    """Add up what sessions launched, and the uses other processes told.
+
+    Every way to use a planned program is counted here.
+    """
+    by_plan: dict[str, Counter[str]] = {}
+    hits = unfrozen = 0
+    for session in sessions:
+        told = session.statistics()
+        hits += told.programs
+        if not session.has_frozen:
+            unfrozen += sum(told.program_launches.values())
+            continue
+        for root in told.plans.values():
+            by_plan.setdefault(root, Counter()).update(told.program_launches)
+    for uses in others:
+        hits += uses.hits
+        unfrozen += uses.unfrozen
+        for root, counts in uses.by_plan.items():
+            by_plan.setdefault(root, Counter()).update(counts)
+    return Uses(by_plan={root: dict(counts) for root, counts in by_plan.items()}, hits=hits, unfrozen=unfrozen)
