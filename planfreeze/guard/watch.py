@@ -6,14 +6,35 @@ from types import ModuleType
 from typing import Protocol
 
 from planfreeze.guard.attempts import Attempt, Release
+from planfreeze.guard.cpp_extension import road as cpp_extension_road
+from planfreeze.guard.cuda_core import road as cuda_core_road
+from planfreeze.guard.cupy import road as cupy_road
 from planfreeze.guard.cute import road as cute_road
 from planfreeze.guard.imports import ImportWatcher, is_importing, wait_for_imports
+from planfreeze.guard.inductor import road as inductor_road
+from planfreeze.guard.nvrtc import road as nvrtc_road
+from planfreeze.guard.ptx import road as ptx_road
 from planfreeze.guard.roads import Road, release_all
+from planfreeze.guard.spawn import road as spawn_road
+from planfreeze.guard.torch_compile import road as torch_compile_road
+from planfreeze.guard.torch_cuda import road as torch_cuda_road
 from planfreeze.guard.triton import road as triton_road
 
 __all__ = ["ROADS", "Listener", "ProbeStopped", "Watch", "installed_roads", "probing", "watch"]
 
-ROADS: tuple[Road, ...] = (triton_road, cute_road)
+ROADS: tuple[Road, ...] = (
+    triton_road,
+    cute_road,
+    torch_compile_road,
+    inductor_road,
+    torch_cuda_road,
+    cpp_extension_road,
+    nvrtc_road,
+    cuda_core_road,
+    cupy_road,
+    ptx_road,
+    spawn_road,
+)
 
 
 class Listener(Protocol):
