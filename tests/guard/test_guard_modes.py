@@ -155,9 +155,10 @@ def test_arming_and_releasing_imports_nothing(run_script) -> None:
 def test_the_command_writes_a_proof_per_road(run_script) -> None:
     checks = """
     import json, subprocess
+    from planfreeze.guard.watch import ROADS
     done = subprocess.run([sys.executable, "-m", "planfreeze.guard"], capture_output=True, text=True, check=True)
     proven = json.loads(done.stdout)
-    assert proven.keys() == {"triton", "cute"}
+    assert proven.keys() == {road.name for road in ROADS}
     assert set(proven.values()) <= {"awake", "no compiler installed"}, proven
     assert traces()[0] == 0
     """

@@ -198,9 +198,9 @@ def test_late_and_repeated_imports_are_guarded(run_script, triton_kernel: str) -
     late = """
     guard = Guard()
     guard.arm()
-    assert installed_roads() == () and "triton" not in sys.modules
+    assert "triton" not in installed_roads() and "triton" not in sys.modules
     import triton.compiler.compiler as first
-    assert installed_roads() == ("triton",)
+    assert "triton" in installed_roads()
     assert "planfreeze" not in type(first.__loader__).__module__ and first.__spec__.loader is first.__loader__
     """
     again = """
