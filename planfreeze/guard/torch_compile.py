@@ -27,17 +27,38 @@ from planfreeze.guard.values import describe_named, shorten
 __all__ = ["road"]
 
 TRACER, STANCES, AHEAD = "torch._dynamo.convert_frame", "torch._dynamo.eval_frame", "torch._dynamo.aot_compile"
+WRAPPERS = "torch._dynamo.external_utils"
 
 
 def make_attempt(code: CodeType, names: Mapping[str, object], values: Mapping[str, object], reason: str) -> Attempt:
-    count = code.co_argcount + code.co_kwonlyargcount
-    facts = [describe_named({name: values[name] for name in code.co_varnames[:count] if name in values})]
+    kernel, definition = f"{names.get('__name__', '?')}.{code.co_qualname}", f"{code.co_filename}:{code.co_firstlineno}"
+    if names.get("__name__") == WRAPPERS and callable(wrapped := values.get("fn")):
+        # Torch compiles a function of its own around one it would leave alone, such as its own modules.
+        kernel, definition = name_of(wrapped), definition_of(wrapped)
+    facts = (describe_named(find_arguments(code, values)), reason)
     return Attempt(
         road="torch.compile",
-        kernel=f"{names.get('__name__', '?')}.{code.co_qualname}",
-        signature="; ".join(fact for fact in (*facts, reason) if fact),
-        location=user_location(f"{code.co_filename}:{code.co_firstlineno}"),
+        kernel=kernel,
+        signature="; ".join(fact for fact in facts if fact),
+        location=user_location(definition),
     )
+
+
+def name_of(function: Any) -> str:
+    """Return the qualified name of a function, or of the class of a callable instance."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def find_arguments(code: CodeType, values: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of a call among the local variables of its frame."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    found = {name: values[name] for name in code.co_varnames[:count] if name in values}
+    if code.co_flags & inspect.CO_VARARGS:
+        name = code.co_varnames[count]
+        more = values.get(name)
+        found |= {f"{name}[{index}]": value for index, value in enumerate(more if isinstance(more, tuple) else ())}
+    return found
 
 
 def describe_tracing(parameters: tuple[str, ...]) -> Describe:
@@ -121,12 +142,11 @@ def report_refusals(callback: Callable[..., Any], report: Report) -> Callable[..
 def describe_ahead(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
     """Describe ``aot_compile_fullgraph(model, example_inputs, ...)``."""
     model = arguments[0] if arguments else options.get("model")
-    function = getattr(type(model), "forward", model)
     return Attempt(
         road="torch.compile",
-        kernel=f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}",
+        kernel=name_of(model),
         signature="ahead of time",
-        location=user_location(definition_of(function)),
+        location=user_location(definition_of(model)),
     )
 
 
