@@ -118,9 +118,22 @@ def is_query(names: tuple[str, ...], arguments: tuple[str, ...]) -> bool:
     """Tell whether a compiler is only asked for its version, its paths or its options."""
     if arguments == ("-v",) and not VERBOSE_BUILDERS.isdisjoint(names):
         return False
-    return arguments in LONE_QUERIES or any(
-        argument in QUERIES or argument.startswith(QUERY_PREFIXES) for argument in arguments
+    return (
+        arguments in LONE_QUERIES
+        or any(argument in QUERIES or argument.startswith(QUERY_PREFIXES) for argument in arguments)
+        or is_library_search(arguments)
     )
+
+
+def is_library_search(arguments: tuple[str, ...]) -> bool:
+    """Tell whether a linker is asked where a library is, as by ``ctypes.util.find_library``: traced, without input."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-o", "-L"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return False
+    return not {"-Wl,-t", "-t"}.isdisjoint(arguments)
 
 
 def shell_line(arguments: tuple[str, ...]) -> str:

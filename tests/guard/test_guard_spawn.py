@@ -108,6 +108,17 @@ def test_other_processes_and_questions_about_versions_are_allowed(run_script) ->
     run_script(SETUP, checks)
 
 
+def test_a_library_is_looked_for_with_the_linkers_help(run_script) -> None:
+    checks = """
+    from ctypes.util import find_library
+    started.clear()
+    with no_compilation() as guard:
+        assert find_library("planfreeze_has_no_such_library") is None
+    assert not guard.attempts and runs() == 1, started
+    """
+    run_script(SETUP, checks)
+
+
 def test_hooks_of_others_hear_what_they_heard_before(run_script) -> None:
     checks = """
     started.clear()
