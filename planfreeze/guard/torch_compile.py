@@ -74,17 +74,21 @@ def describe_tracing(parameters: tuple[str, ...]) -> Describe:
     return describe
 
 
-def explain_recompile(frame: Any, backend: object) -> str:
+def explain_recompile(frame: Any, backend: Any) -> str:
     """Return torch's words for why no graph compiled before fits the call; nothing for a first compile."""
     # Guards are evaluated once more, on values of the program: an explanation must not become a failure.
     with suppress(Exception):
-        from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_backend
-        from torch._dynamo.guards import get_and_maybe_log_recompilation_reasons
+        from torch._dynamo import eval_frame, guards
 
-        entries = _debug_get_cache_entry_list(frame.f_code)
+        entries = eval_frame._debug_get_cache_entry_list(frame.f_code)
         if entries:
-            backend = innermost_backend(backend)
-            reasons = get_and_maybe_log_recompilation_reasons(entries, frame, backend, skip_logging=True)
+            ask = guards.get_and_maybe_log_recompilation_reasons
+            parameters = tuple(inspect.signature(ask).parameters)
+            options: dict[str, Any] = {"frame": frame, "skip_logging": True}
+            # Torch 2.9 does not ask for a backend, and up to 2.12 the first entry stands for the list.
+            if "backend" in parameters:
+                options["backend"] = eval_frame.innermost_backend(backend)
+            reasons = ask(entries if parameters[0] == "cache_entries" else entries[0], **options)
             # The first line of each says what differs, those below it where the function reads the value.
             told = [" ".join(str(reason).partition("\n")[0].split()) for reason in reasons]
             return shorten("recompile because " + ("; ".join(told) or "no guard of torch says why"))
