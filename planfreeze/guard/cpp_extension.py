@@ -20,7 +20,7 @@ MODULE = "torch.utils.cpp_extension"
 
 def make_attempt(kernel: str, signature: str) -> Attempt:
     return Attempt(
-        road="cpp_extension",
+        road="cpp-extension",
         kernel=kernel,
         signature=shorten(signature),
         location=user_location("unknown:0"),
@@ -102,9 +102,9 @@ DOORS = (
 )
 
 road = Road(
-    name="cpp_extension",
+    name="cpp-extension",
     package="torch",
     modules=(MODULE,),
-    install=watch_doors("cpp_extension", DOORS),
+    install=watch_doors("cpp-extension", DOORS),
     attempts=(attempt_load, attempt_ninja),
 )

@@ -24,7 +24,7 @@ COMPILED_BY_DRIVER = ("ptx", "ltoir")
 
 
 def make_attempt(kernel: str, signature: str) -> Attempt:
-    return Attempt(road="cuda.core", kernel=kernel, signature=signature, location=user_location("unknown:0"))
+    return Attempt(road="cuda-core", kernel=kernel, signature=signature, location=user_location("unknown:0"))
 
 
 def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
@@ -57,7 +57,7 @@ DOORS = (
     Door(module=OBJECTS, path="ObjectCode.get_kernel", describe=describe_object),
     Door(module=OBJECTS, path="ObjectCode.get_module", describe=describe_object),
 )
-watch_methods = watch_doors("cuda.core", DOORS)
+watch_methods = watch_doors("cuda-core", DOORS)
 
 
 def install(module: ModuleType, report: Report) -> Release:
@@ -78,7 +78,7 @@ def watch_handle(owner: Any, report: Report) -> Release:
     """Gate the property that loads an object."""
     original = vars(owner).get("handle")
     if not hasattr(original, "__get__"):
-        raise UnwatchableRoad("cuda.core", f"{OBJECTS}:ObjectCode.handle")
+        raise UnwatchableRoad("cuda-core", f"{OBJECTS}:ObjectCode.handle")
     gate = Gate(original.__get__, describe_object, report)
     entry = property(lambda loaded: gate.enter((loaded,), {}), doc=original.__doc__)
     set_attribute(owner, "handle", entry)
@@ -113,7 +113,7 @@ def attempt_load() -> object:
 
 
 road = Road(
-    name="cuda.core",
+    name="cuda-core",
     package="cuda.core",
     modules=(PROGRAMS, LINKERS, OBJECTS),
     install=install,

@@ -37,7 +37,7 @@ def make_attempt(code: CodeType, names: Mapping[str, object], values: Mapping[st
         kernel, definition = name_of(wrapped), definition_of(wrapped)
     facts = (describe_named(find_arguments(code, values)), reason)
     return Attempt(
-        road="torch.compile",
+        road="torch-compile",
         kernel=kernel,
         signature="; ".join(fact for fact in facts if fact),
         location=user_location(definition),
@@ -99,7 +99,7 @@ def watch_tracer(module: ModuleType, report: Report) -> Release:
     """Gate the function in which TorchDynamo decides to trace."""
     function = vars(module).get("_compile")
     if not inspect.isfunction(function):
-        raise UnwatchableRoad("torch.compile", f"{TRACER}:_compile")
+        raise UnwatchableRoad("torch-compile", f"{TRACER}:_compile")
     return install_gate(module, "_compile", describe_tracing(tuple(inspect.signature(function).parameters)), report)
 
 
@@ -107,7 +107,7 @@ def watch_stances(module: ModuleType, report: Report) -> Release:
     """Hear of calls that torch refuses itself because the program's stance is ``fail_on_recompile``."""
     original = vars(module).get("_callback_from_stance")
     if original is None:
-        raise UnwatchableRoad("torch.compile", f"{STANCES}:_callback_from_stance")
+        raise UnwatchableRoad("torch-compile", f"{STANCES}:_callback_from_stance")
     is_live = True
 
     def choose(callback: Any) -> Any:
@@ -147,14 +147,14 @@ def describe_ahead(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attem
     """Describe ``aot_compile_fullgraph(model, example_inputs, ...)``."""
     model = arguments[0] if arguments else options.get("model")
     return Attempt(
-        road="torch.compile",
+        road="torch-compile",
         kernel=name_of(model),
         signature="ahead of time",
         location=user_location(definition_of(model)),
     )
 
 
-watch_ahead = watch_doors("torch.compile", (Door(module=AHEAD, path="aot_compile_fullgraph", describe=describe_ahead),))
+watch_ahead = watch_doors("torch-compile", (Door(module=AHEAD, path="aot_compile_fullgraph", describe=describe_ahead),))
 
 
 def install(module: ModuleType, report: Report) -> Release:
@@ -182,7 +182,7 @@ def attempt_refusal() -> object:
 
 
 road = Road(
-    name="torch.compile",
+    name="torch-compile",
     package="torch",
     modules=(TRACER, STANCES, AHEAD),
     install=install,

@@ -20,7 +20,7 @@ def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Att
     """Describe ``_nvrtc_compile(source, name, capability, ...)``."""
     call = dict(zip(("kernel_source", "kernel_name", "compute_capability"), arguments, strict=False)) | options
     return Attempt(
-        road="torch.cuda",
+        road="torch-cuda",
         kernel=str(call.get("kernel_name")),
         signature=f"compute capability {call.get('compute_capability') or 'of the device'}",
         location=user_location("unknown:0"),
@@ -43,13 +43,13 @@ def attempt_load() -> object:
 
 DOORS = (
     Door(module=MODULE, path="_nvrtc_compile", describe=describe_compile),
-    Door(module=MODULE, path="_cuda_load_module", describe=describe_image("torch.cuda", 0, "ptx")),
+    Door(module=MODULE, path="_cuda_load_module", describe=describe_image("torch-cuda", 0, "ptx")),
 )
 
 road = Road(
-    name="torch.cuda",
+    name="torch-cuda",
     package="torch",
     modules=(MODULE,),
-    install=watch_doors("torch.cuda", DOORS),
+    install=watch_doors("torch-cuda", DOORS),
     attempts=(attempt_compile, attempt_load),
 )

@@ -88,16 +88,16 @@ def test_programs_of_cuda_core_are_refused_and_compile_after_release(run_script)
     method = made.compile
     with no_compilation() as guard:
         error = refused(made.compile, "cubin", name_expressions=("fill",))
-        assert error.attempt.road == "cuda.core" and error.attempt.signature == "target cubin, fill", error
+        assert error.attempt.road == "cuda-core" and error.attempt.signature == "target cubin, fill", error
         assert "script.py:" in refused(lambda: make_program().compile("cubin")).attempt.location
         refused(lambda: Linker.link(None, "cubin"))
         refused(lambda: ThreadPoolExecutor(1).submit(made.compile, "cubin").result())
-    assert guard.attempts == {"cuda.core": 4}
+    assert guard.attempts == {"cuda-core": 4}
     assert {owner: dict(vars(owner)) for owner in attributes} == attributes
     assert made.compile("cubin").code[:4] == method("cubin").code[:4] == CUBIN[:4]
     with no_compilation("count") as guard:
         assert make_program().compile("cubin").code[:4] == CUBIN[:4]
-    assert guard.attempts == {"cuda.core": 1}
+    assert guard.attempts == {"cuda-core": 1}
     """
     run_script(SETUP, CORE, checks)
 
@@ -111,7 +111,7 @@ def test_kernels_of_ptx_objects_are_refused_and_those_of_cubins_are_not(run_scri
             refused(made.get_module)
             refused(lambda: made.handle)
             assert made.code == PTX
-    assert guard.attempts == {"cuda.core": 9}
+    assert guard.attempts == {"cuda-core": 9}
     assert type(vars(ObjectCode)["handle"]).__name__ == "getset_descriptor"
     with no_compilation() as guard:
         # No driver is needed to see that the guard lets it through.
@@ -172,9 +172,9 @@ def test_libraries_imported_after_arming_are_watched(run_script) -> None:
     refused(make_program().compile, "cubin")
     refused(ObjectCode.from_ptx(PTX).get_kernel, "fill")
     refused(driver.cuModuleLoadData, PTX)
-    assert {"nvrtc", "cuda.core", "ptx"} <= set(installed_roads())
-    assert all(prove(road) is True for road in ("nvrtc", "cuda.core", "ptx"))
-    assert guard.attempts == {"nvrtc": 1, "cuda.core": 2, "ptx": 1}
+    assert {"nvrtc", "cuda-core", "ptx"} <= set(installed_roads())
+    assert all(prove(road) is True for road in ("nvrtc", "cuda-core", "ptx"))
+    assert guard.attempts == {"nvrtc": 1, "cuda-core": 2, "ptx": 1}
     guard.release()
     assert make_program().compile("cubin").code[:4] == CUBIN[:4]
     """
