@@ -29,14 +29,24 @@ PARTICIPLES = {"compile": "compiled", "build": "built", "benchmark": "benchmarke
 # Frames of these packages are never the user's: compilers, this package, and what runs callables on other threads.
 INNER_PACKAGES = frozenset(
     {
+        "",  # code a library generated, in a namespace without a name
         "_frozen_importlib",
+        "asyncio",
         "concurrent",
         "contextlib",
+        "cuda",
+        "cupy",
+        "cupyx",
         "cutlass",
         "importlib",
         "multiprocessing",
+        "os",
         "planfreeze",
+        "pty",
+        "setuptools",
+        "subprocess",
         "threading",
+        "torch",
         "triton",
     }
 )

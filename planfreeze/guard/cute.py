@@ -8,13 +8,13 @@ Not seen: MLIR passes run through the private bindings in ``cutlass._mlir``.
 """
 
 import sys
-from contextlib import suppress
 from types import FunctionType, MethodType
 from typing import Any
 
 from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, Facts, NoAttempt, definition_of, user_location
 from planfreeze.guard.claims import Call, is_claimed
 from planfreeze.guard.roads import Door, Road, watch_doors
+from planfreeze.guard.values import describe_value
 
 __all__ = ["road"]
 
@@ -113,20 +113,6 @@ def find_body(function: object) -> object:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
-
-
-def describe_value(value: object) -> str:
-    """Spell an argument: constants by value, tensors by element type and shape, all else by type."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, type):
-        return value.__qualname__
-    # Properties of a stranger's object, which may need a context that is not there: describing must not fail.
-    with suppress(Exception):
-        shape: Any = value.shape  # type: ignore[attr-defined]
-        element = getattr(value, "element_type", None) or value.dtype  # type: ignore[attr-defined]
-        return f"{getattr(element, '__name__', element)}{tuple(shape) if isinstance(shape, list | tuple) else shape}"
-    return type(value).__qualname__
 
 
 def make_probe() -> Any:

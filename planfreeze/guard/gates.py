@@ -12,6 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from planfreeze.guard.attempts import NO_ATTEMPT, Describe, Release, Report
+from planfreeze.guard.attributes import set_attribute
 
 __all__ = ["install_gate", "passing"]
 
@@ -154,12 +155,12 @@ def gate_attribute(owner: type | ModuleType, name: str, gate: Gate) -> Release:
         return gate.enter(arguments, options)
 
     entry.__name__, entry.__doc__ = name, original.__doc__
-    setattr(owner, name, entry)
+    set_attribute(owner, name, entry)
 
     def release() -> None:
         gate.is_live = False
         if vars(owner).get(name) is entry:
-            setattr(owner, name, original)
+            set_attribute(owner, name, original)
 
     return release
 

@@ -141,8 +141,13 @@ def attempt_compile() -> object:
 
 
 def attempt_lowering() -> object:
-    """Lower the empty kernel without ``triton.compile``; unguarded, it fails for want of a context."""
-    return make_source().make_ir(None, None, None, None, None)
+    """Lower the empty kernel without ``triton.compile``; unguarded, it fails for want of options."""
+    from triton._C.libtriton import ir
+
+    # Triton 3.6 crashes without a context.
+    context = ir.context()
+    ir.load_dialects(context)
+    return make_source().make_ir(None, None, None, None, context)
 
 
 def attempt_ir() -> object:

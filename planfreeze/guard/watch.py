@@ -12,10 +12,19 @@ from typing import Protocol
 from planfreeze.exposition import expose_counter
 from planfreeze.guard.attempts import Attempt, Mode, Release
 from planfreeze.guard.children import Announcement
+from planfreeze.guard.cpp_extension import road as cpp_extension_road
+from planfreeze.guard.cuda_core import road as cuda_core_road
+from planfreeze.guard.cupy import road as cupy_road
 from planfreeze.guard.cute import road as cute_road
 from planfreeze.guard.imports import ImportWatcher, is_importing, wait_for_imports
+from planfreeze.guard.inductor import road as inductor_road
 from planfreeze.guard.logs import write_log
+from planfreeze.guard.nvrtc import road as nvrtc_road
+from planfreeze.guard.ptx import road as ptx_road
 from planfreeze.guard.roads import Road, release_all
+from planfreeze.guard.spawn import road as spawn_road
+from planfreeze.guard.torch_compile import road as torch_compile_road
+from planfreeze.guard.torch_cuda import road as torch_cuda_road
 from planfreeze.guard.triton import road as triton_road
 from planfreeze.guard.triton_autotune import road as autotune_road
 from planfreeze.guard.triton_build import road as build_road
@@ -35,7 +44,22 @@ __all__ = [
     "watch",
 ]
 
-ROADS: tuple[Road, ...] = (triton_road, autotune_road, build_road, load_road, cute_road)
+ROADS: tuple[Road, ...] = (
+    triton_road,
+    autotune_road,
+    build_road,
+    load_road,
+    cute_road,
+    torch_compile_road,
+    inductor_road,
+    torch_cuda_road,
+    cpp_extension_road,
+    nvrtc_road,
+    cuda_core_road,
+    cupy_road,
+    ptx_road,
+    spawn_road,
+)
 
 
 class Listener(Protocol):

@@ -132,9 +132,9 @@ def test_late_and_repeated_imports_are_guarded(run_script, cute_kernel: str) -> 
     late = """
     guard = Guard()
     guard.arm()
-    assert installed_roads() == () and "cutlass" not in sys.modules
+    assert "cute" not in installed_roads() and "cutlass" not in sys.modules
     import cutlass
-    assert installed_roads() == ("cute",)
+    assert "cute" in installed_roads()
     """
     again = """
     refused(cute.compile, host, cutlass.Int64(0))
