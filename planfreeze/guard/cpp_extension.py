@@ -9,7 +9,7 @@ import inspect
 from contextlib import suppress
 from typing import Any
 
-from planfreeze.guard.attempts import Attempt, user_location
+from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, NoAttempt, user_location
 from planfreeze.guard.roads import Door, Road, watch_doors
 from planfreeze.guard.values import shorten
 
@@ -24,16 +24,21 @@ def make_attempt(kernel: str, signature: str) -> Attempt:
         kernel=kernel,
         signature=shorten(signature),
         location=user_location("unknown:0"),
+        action="build",
     )
 
 
-def describe_load(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+def describe_load(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
     """Describe ``_jit_compile(name, sources, ...)``, under ``load`` and ``load_inline``."""
     from torch.utils import cpp_extension
 
     names = inspect.signature(cpp_extension._jit_compile).parameters
     call = dict(zip(names, arguments, strict=False)) | options
-    return None if is_built(call) else make_attempt(str(call.get("name")), " ".join(map(str, call.get("sources", ()))))
+    return (
+        NO_ATTEMPT
+        if is_built(call)
+        else make_attempt(str(call.get("name")), " ".join(map(str, call.get("sources", ()))))
+    )
 
 
 def is_built(call: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from planfreeze.errors import UnwatchableRoad
-from planfreeze.guard.attempts import Attempt, Release, Report, user_location
+from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, NoAttempt, Release, Report, user_location
 from planfreeze.guard.attributes import set_attribute
 from planfreeze.guard.gates import Gate
 from planfreeze.guard.ptx import make_probe
@@ -41,14 +41,20 @@ def describe_link(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attemp
     return make_attempt("a linked program", f"target {target}")
 
 
-def describe_object(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+def describe_object(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
     """Describe ``ObjectCode.get_kernel(self, name)`` and its like."""
     loaded = arguments[0]
     kind = str(loaded.code_type)
     if kind not in COMPILED_BY_DRIVER:
-        return None
+        return NO_ATTEMPT
     name = arguments[1] if len(arguments) > 1 else options.get("name", loaded.name)
-    return make_attempt(name.decode(errors="replace") if isinstance(name, bytes) else str(name), f"loaded from {kind}")
+    return Attempt(
+        road="cuda-core",
+        kernel=name.decode(errors="replace") if isinstance(name, bytes) else str(name),
+        signature=f"from {kind}",
+        location=user_location("unknown:0"),
+        action="load",
+    )
 
 
 DOORS = (

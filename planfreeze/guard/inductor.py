@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from planfreeze.errors import UnwatchableRoad
-from planfreeze.guard.attempts import Attempt, Describe, Release, Report, user_location
+from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, Describe, NoAttempt, Release, Report, user_location
 from planfreeze.guard.gates import install_gate
 from planfreeze.guard.roads import Door, Road, release_all, watch_doors
 from planfreeze.guard.values import describe_value, shorten
@@ -66,12 +66,12 @@ def describe_library(arguments: tuple[Any, ...], options: dict[str, Any]) -> Att
     return make_attempt("a C++ library", "")
 
 
-def describe_job(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+def describe_job(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
     """Describe ``SubprocPool.submit(self, function, ...)``."""
     function = arguments[1] if len(arguments) > 1 else options.get("job_fn")
     name = getattr(getattr(function, "func", function), "__name__", repr(function))
     # A job that does nothing: it asks whether the workers have started.
-    return None if name == "_get_ready" else make_attempt(f"a kernel, by {name} in a worker", "")
+    return NO_ATTEMPT if name == "_get_ready" else make_attempt(f"a kernel, by {name} in a worker", "")
 
 
 def watch_kernels(module: ModuleType, report: Report) -> Release:

@@ -9,7 +9,7 @@ and the driver loaded by ctypes or called from C++.
 
 from typing import Any
 
-from planfreeze.guard.attempts import Attempt, Describe, user_location
+from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, Describe, NoAttempt, user_location
 from planfreeze.guard.attributes import exchange_bound_names
 from planfreeze.guard.images import Read, is_machine_code, read_file, read_image
 from planfreeze.guard.roads import Door, Road, watch_doors
@@ -24,7 +24,7 @@ SHOWN_BYTES = 4096
 def describe_image(road_name: str, position: int, name: str) -> Describe:
     """Return what describes a call that loads the image at a position, or of a name."""
 
-    def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+    def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
         image = arguments[position] if len(arguments) > position else options.get(name)
         return describe_load(road_name, read_image(image), "an image in memory")
 
@@ -34,24 +34,25 @@ def describe_image(road_name: str, position: int, name: str) -> Describe:
 def describe_file(road_name: str, position: int, name: str) -> Describe:
     """Return what describes a call that loads the file at a position, or of a name."""
 
-    def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+    def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
         path = arguments[position] if len(arguments) > position else options.get(name)
         read = read_file(path)
         # No such file: the call fails by itself.
-        return None if read is None else describe_load(road_name, read, str(path))
+        return NO_ATTEMPT if read is None else describe_load(road_name, read, str(path))
 
     return describe
 
 
-def describe_load(road_name: str, read: Read | None, source: str) -> Attempt | None:
+def describe_load(road_name: str, read: Read | None, source: str) -> Attempt | NoAttempt:
     if read is None or is_machine_code(read):
         # Nothing there can be read: the driver refuses it, too.
-        return None
+        return NO_ATTEMPT
     return Attempt(
         road=road_name,
         kernel=source,
         signature="holds no machine code" + find_target(read),
         location=user_location("unknown:0"),
+        action="load",
     )
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from planfreeze.errors import UnwatchableRoad
-from planfreeze.guard.attempts import Attempt, Release, Report, user_location
+from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, NoAttempt, Release, Report, user_location
 from planfreeze.guard.commands import Command, find_compiler
 from planfreeze.guard.gates import state
 from planfreeze.guard.roads import Door, Road, watch_doors
@@ -154,10 +154,11 @@ def make_attempt(command: Command | None) -> Attempt | None:
     )
 
 
-def describe_spawn(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+def describe_spawn(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
     """Describe ``os._spawnvef(mode, file, arguments, environment, function)``."""
     _, file, words, environ = arguments[:4]
-    return make_attempt(find_compiler("".join(read_words(file)), read_words(words), search_path(environ)))
+    command = find_compiler("".join(read_words(file)), read_words(words), search_path(environ))
+    return make_attempt(command) or NO_ATTEMPT
 
 
 # Under every os.spawn* of this system: it forks, and the child announces what it executes.

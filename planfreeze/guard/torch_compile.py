@@ -18,7 +18,16 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from planfreeze.errors import UnwatchableRoad
-from planfreeze.guard.attempts import Attempt, Describe, Release, Report, definition_of, user_location
+from planfreeze.guard.attempts import (
+    NO_ATTEMPT,
+    Attempt,
+    Describe,
+    NoAttempt,
+    Release,
+    Report,
+    definition_of,
+    user_location,
+)
 from planfreeze.guard.attributes import set_attribute
 from planfreeze.guard.gates import install_gate
 from planfreeze.guard.roads import Door, Road, watch_doors
@@ -64,10 +73,10 @@ def find_arguments(code: CodeType, values: Mapping[str, object]) -> dict[str, ob
 def describe_tracing(parameters: tuple[str, ...]) -> Describe:
     """Return what describes a call of ``convert_frame._compile``, whose parameters differ between versions."""
 
-    def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
+    def describe(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
         call = dict(zip(parameters, arguments, strict=False)) | options
         if call.get("export"):
-            return None
+            return NO_ATTEMPT
         reason = explain_recompile(call.get("frame"), call.get("compiler_fn"))
         return make_attempt(call["code"], call["globals"], call["locals"], reason)
 

@@ -70,4 +70,49 @@ UNSEEN: tuple[Unseen, ...] = (
         name="Compilers in programs that are not Python",
         reason="nothing in them asks the guard",
     ),
+    Unseen(
+        name=(
+            "NVRTC, NVVM, nvJitLink and the driver's JIT called from C++: torch's jiterator, TorchScript's fusers, "
+            "cuFFT, Thrust, cuDNN, extensions"
+        ),
+        reason="no Python function is called",
+    ),
+    Unseen(
+        name="The same libraries through ctypes, and numba, pycuda and Warp, which bind them themselves",
+        reason="Python sees the load of a library and not the call",
+    ),
+    Unseen(
+        name="A function of an extension module kept in a container, a default argument or an instance before arming",
+        reason="such a function cannot be changed; names in modules are exchanged",
+    ),
+    Unseen(
+        name="`repr()` and `==` of a `cuda.core.ObjectCode` of PTX, which load it",
+        reason="they go past the attributes of the type",
+    ),
+    Unseen(
+        name="A fat binary whose cubins are all for another architecture",
+        reason="the driver then compiles its PTX; the headers do not say which device will load it",
+    ),
+    Unseen(
+        name=(
+            "Processes that native code starts, `_posixsubprocess.fork_exec` called by hand, `system` called by ctypes"
+        ),
+        reason="the interpreter does not announce them",
+    ),
+    Unseen(
+        name="What a started program or script starts itself",
+        reason="it is another process; one that runs Python can carry a guard of its own",
+    ),
+    Unseen(
+        name="A copy of a compiler, or a hard link to one, under another name",
+        reason="only its name tells it",
+    ),
+    Unseen(
+        name="A compiler executed in a child that the program forked itself",
+        reason="it is stopped there, but the child's counts are not this process's",
+    ),
+    Unseen(
+        name="Jobs handed to Inductor's workers before arming",
+        reason="they have left the process",
+    ),
 )

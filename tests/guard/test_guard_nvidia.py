@@ -107,7 +107,7 @@ def test_kernels_of_ptx_objects_are_refused_and_those_of_cubins_are_not(run_scri
     early = ObjectCode.from_ptx(PTX, name="early")
     with no_compilation() as guard:
         for made in (early, ObjectCode.from_ptx(PTX), ObjectCode.from_ltoir(PTX)):
-            assert "fill(loaded from" in str(refused(made.get_kernel, "fill"))
+            assert "load fill(from" in str(refused(made.get_kernel, "fill"))
             refused(made.get_module)
             refused(lambda: made.handle)
             assert made.code == PTX
