@@ -96,7 +96,7 @@ class Resolution:
 
 def program_name(payload: Payload) -> str:
     """Return a program as people read it: ``topk_sum(hidden=5120, top_k=6)``."""
-    fields = ", ".join(f"{name}={value}" for name, value in payload.to_fields().items())
+    fields = ", ".join(f"{name}={value}" for name, value in payload.spell_fields().items())
     return f"{payload.family_name}({fields})"
 
 
