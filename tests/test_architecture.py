@@ -20,12 +20,16 @@ LAYERS = (
     ("errors", "settings"),
     ("cache", "elf", "sources", "toolchain"),
     ("target", "payload", "family", "constants"),
+    ("recorded",),
     ("key", "record", "inspection"),
     ("models",),
     ("plans",),
-    ("resolve", "explanations", "compilers"),
+    ("resolve", "explanations", "compilers", "recordings", "tuning"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("outcomes", "slots", "builds", "sessions", "replays"),
+    ("outcomes", "slots", "builds", "sessions", "replays", "serving", "differences"),
+    ("recorders",),
+    ("inheritance",),
+    ("startup",),
     ("process_session", "reports", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -35,6 +39,7 @@ FACADES = {"planfreeze", "planfreeze.__main__"}
 COMPILERS = ("triton", "cutlass", "cuda", "torch")
 ENVIRONMENT_READERS = {
     "planfreeze.settings",
+    "planfreeze.recorders.runs",  # makes the environment of a recorded command
     "planfreeze.replays",  # makes the environment of the process that proves the guard
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
@@ -262,7 +267,8 @@ def test_all_that_is_public_is_documented():
 
 
 def test_every_module_of_the_framework_says_what_is_public():
-    without = [name for name in FRAMEWORK if not name.endswith("__main__") and not public_names(name)]
+    scripts = ("__main__", "sitecustomize")
+    without = [name for name in FRAMEWORK if not name.endswith(scripts) and not public_names(name)]
     assert [name for name in without if not name.startswith("planfreeze.errors.")] == []
 
 
