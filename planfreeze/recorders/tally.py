@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -42,6 +43,7 @@ class Tally:
         self.programs: dict[Hashable, dict[str, Any]] = {}
         self.compiled: set[Hashable] = set()
         self.written: set[str] = set()
+        self.is_finished = False
 
     def count(self, identity: Hashable, describe: Callable[[Any, "Tally"], Payload], launched: object) -> None:
         """Count one launch.
@@ -53,7 +55,7 @@ class Tally:
         describe : callable
             ``describe(launched, tally)`` gives its payload; called at its first launch. An error is a refusal.
         """
-        if getattr(self.thread, "is_trying", False):
+        if self.is_finished or getattr(self.thread, "is_trying", False):
             return
         counter = self.counters.get(identity)
         if counter is None:
@@ -107,8 +109,9 @@ class Tally:
                 if again > 0:
                     self.write(json.dumps(["program", program, again]))
             for number, _ in enumerate(self.compiled - self.counters.keys()):
-                self.write(json.dumps(["compiled", [id(self), number], 0]))
-            self.forget()
+                self.write(json.dumps(["compiled", [os.getpid(), number], 0]))
+            # Hooks that others hooked after these stay in place.
+            self.is_finished = True
 
     def forget(self) -> None:
         """Start anew: what a forked child inherits is its parent's to write."""
