@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -82,8 +83,8 @@ class Tally:
         self.note("choice", choice_json(choice))
 
     def refuse(self, kernel: str, reason: str) -> None:
-        """Note something used that cannot be recorded."""
-        self.note("refused", {"kernel": kernel, "reason": reason})
+        """Note something used that cannot be recorded; addresses would tell one run from the next."""
+        self.note("refused", {"kernel": kernel, "reason": re.sub(r" at 0x[0-9a-f]+", "", reason)})
 
     def note(self, kind: str, value: object, count: int = 0) -> None:
         """Write a line, once."""

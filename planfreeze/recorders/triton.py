@@ -13,7 +13,7 @@ from typing import Any
 
 from planfreeze.constants import constant_modules, freeze_constant, module_name, unwrap_kernel
 from planfreeze.errors import SourceUnreadable, UnnameableConstant, Unrecordable
-from planfreeze.payload import Field, Payload
+from planfreeze.payload import Field, Payload, freeze_lists
 from planfreeze.recorded.triton_kernel import TritonKernelPayload
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.settings import read_code_generation
@@ -243,7 +243,8 @@ def read_options(name: str, kernel: Any, backend: Any) -> Any:
     from triton.runtime.cache import get_cache_key
 
     fields = vars(backend.parse_options({}))
-    options = backend.parse_options({field: getattr(kernel.metadata, field) for field in fields})
+    # Metadata was through JSON, which has no tuples.
+    options = backend.parse_options({field: freeze_lists(getattr(kernel.metadata, field)) for field in fields})
     key = get_cache_key(kernel.src, backend, options, get_cache_invalidating_env_vars())
     if hashlib.sha256(key.encode()).hexdigest() != kernel.hash:
         raise Unrecordable(name, "it was compiled before the recording began, and nothing says with which options")
