@@ -18,7 +18,7 @@ FOLDERS = {
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
     ("errors", "settings"),
-    ("cache", "elf", "sources", "toolchain"),
+    ("cache", "elf", "hooks", "sources", "toolchain"),
     ("target", "payload", "family", "constants"),
     ("recorded",),
     ("key", "record", "inspection"),

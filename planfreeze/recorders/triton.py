@@ -6,13 +6,13 @@ are none.
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from planfreeze.constants import constant_modules, freeze_constant, module_name, unwrap_kernel
 from planfreeze.errors import SourceUnreadable, UnnameableConstant, Unrecordable
+from planfreeze.hooks import hook_method
 from planfreeze.payload import Field, Payload, freeze_lists
 from planfreeze.recorded.triton_kernel import TritonKernelPayload
 from planfreeze.recorders.tally import Recorder, Release, Tally
@@ -41,19 +41,6 @@ def install(module: ModuleType, tally: Tally) -> Release:
     def release() -> None:
         for undo in releases:
             undo()
-
-    return release
-
-
-def hook_method(owner: type, name: str, surround: Callable[[Any], Any]) -> Release:
-    """Put something around a method; taken off only where nobody else came after."""
-    original = vars(owner)[name]
-    made = surround(original)
-    setattr(owner, name, made)
-
-    def release() -> None:
-        if vars(owner)[name] is made:
-            setattr(owner, name, original)
 
     return release
 

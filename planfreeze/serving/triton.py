@@ -12,7 +12,6 @@ import os
 import sys
 import sysconfig
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +19,9 @@ from typing import Any
 
 from planfreeze.constants import thaw_constant
 from planfreeze.errors import UnnameableConstant
-from planfreeze.guard.attempts import Attempt, definition_of, user_location
+from planfreeze.hooks import hook_method
 from planfreeze.recorded.triton_kernel import TritonKernelPayload
-from planfreeze.serving.misses import describe_miss
+from planfreeze.serving.misses import ADVICE, describe_miss, explain_lowering, explain_tuning, told
 from planfreeze.serving.programs import ServedPlan, Server, note_served
 from planfreeze.serving.shelf import TritonShelf, make_shelf, restore_paths
 from planfreeze.tuning import find_config, tuner_name, tuning_space
@@ -107,7 +106,7 @@ def decode_key(key: str) -> str:
 
 
 def explain_miss(shelf: TritonShelf, call: Mapping[str, Any]) -> None:
-    """Warn what the nearest program of the plan is to one that Triton does not find, and where they differ."""
+    """Keep what the nearest program of the plan is to one that Triton does not find, until it would be lowered."""
     if not {"src", "backend", "options", "env_vars"} <= call.keys():
         return  # not triton.compile: nothing is known of the program
     planned = [
@@ -116,26 +115,7 @@ def explain_miss(shelf: TritonShelf, call: Mapping[str, Any]) -> None:
         if isinstance(program.resolved.payload, TritonKernelPayload)
     ]
     message = describe_miss(planned, call["src"], call["backend"], call["options"], call["env_vars"])
-    missed.message = f"{shelf.served.plan.name} {message}."
-    function = getattr(getattr(call["src"], "fn", None), "fn", None)
-    filename, _, line = user_location(definition_of(function)).rpartition(":")
-    warnings.warn_explicit(missed.message, RuntimeWarning, filename, int(line))
-
-
-class Missed(threading.local):
-    """What this thread was told last of a program that Triton did not find."""
-
-    message = ""
-
-
-missed = Missed()
-
-
-def explain(attempt: Attempt) -> str:
-    """Say what the plan has in place of what an attempt came to compile."""
-    if attempt.road == "triton":
-        return missed.message
-    return ""
+    told.message = f"{shelf.served.plan.name} {message}. {ADVICE}"
 
 
 def install(module: ModuleType, served: Served) -> None:
@@ -143,11 +123,7 @@ def install(module: ModuleType, served: Served) -> None:
     global shelf
     if shelf is None:
         shelf = make_shelf(served(), sys.modules["triton"].__version__)
-    {
-        "triton.knobs": hook_knobs,
-        "triton.backends.nvidia.compiler": hook_version,
-        "triton.runtime.autotuner": hook_autotuner,
-    }[module.__name__](module, shelf)
+    HOOKS[module.__name__](module, shelf)
 
 
 def hook_knobs(module: ModuleType, shelf: TritonShelf) -> None:
@@ -210,6 +186,7 @@ def hook_autotuner(module: ModuleType, shelf: TritonShelf) -> None:
                 self.cache[tuple(thaw_constant(part) for part in choice.key)] = find_config(self, choice)
 
     module.Autotuner.__init__ = __init__
+    hook_method(module.Autotuner, "_bench", lambda original: explain_tuning(original, shelf.served.plan.name))
 
 
 def space_of(tuner: Any) -> str:
@@ -220,6 +197,17 @@ def space_of(tuner: Any) -> str:
         return ""
 
 
-server = Server(
-    modules=("triton.knobs", "triton.backends.nvidia.compiler", "triton.runtime.autotuner"), install=install
-)
+def hook_sources(module: ModuleType, shelf: TritonShelf) -> None:
+    """Explain what is lowered, or refused, because the plan does not have it."""
+    owner = getattr(module, "GluonASTSource", None) or module.ASTSource
+    hook_method(owner, "make_ir", lambda original: explain_lowering(original))
+
+
+HOOKS = {
+    "triton.knobs": hook_knobs,
+    "triton.backends.nvidia.compiler": hook_version,
+    "triton.runtime.autotuner": hook_autotuner,
+    "triton.compiler.compiler": hook_sources,
+    "triton.experimental.gluon._runtime": hook_sources,
+}
+server = Server(modules=tuple(HOOKS), install=install)

@@ -66,7 +66,7 @@ def test_switches_of_the_compiler_do_not_get_around_serving(built_project, switc
 def test_an_unplanned_program_is_explained_before_it_is_lowered(built_project):
     output = built_project.serve(FORBID="1", WARPS="8", status=1)
     assert "run-sm_90a holds fill otherwise; planned -> asked: num_warps: 4 -> 8" in output
-    assert output.rstrip().endswith("lowered")
+    assert output.rstrip().endswith("RuntimeError: lowered")
     assert "train.py:" in output  # the user's line
 
 
@@ -88,7 +88,7 @@ def test_a_program_left_out_of_the_plan_is_not_found(built_project, copy_of):
     changed.build(recording="less.json")
     output = changed.serve(plan="less-sm_90a", FORBID="1", status=1)
     assert "less-sm_90a holds no program of the kernel fill" in output
-    assert output.rstrip().endswith("lowered")
+    assert output.rstrip().endswith("RuntimeError: lowered")
 
 
 def test_what_a_plan_lacks_is_compiled_aside_where_nothing_forbids_it(built_project, tmp_path):

@@ -66,7 +66,7 @@ def forbid_lowering():
     import triton.compiler.code_generator
 
     def ast_to_ttir(*arguments, **options):
-        raise SystemExit("lowered")
+        raise RuntimeError("lowered")
 
     triton.compiler.code_generator.ast_to_ttir = ast_to_ttir
 
