@@ -47,9 +47,9 @@ def explain_lowering(original: Any) -> Any:
 
 
 def explain_tuning(original: Any, plan: str) -> Any:
-    """Surround the trial run of a configuration: a refusal says that the plan has no choice for this tuning key."""
+    """Surround the call of a tuned kernel: a refused trial says that the plan has no choice for this tuning key."""
 
-    def bench(tuner: Any, *arguments: Any, **options: Any) -> Any:
+    def run(tuner: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return original(tuner, *arguments, **options)
         except CompilationForbidden as error:
@@ -60,7 +60,7 @@ def explain_tuning(original: Any, plan: str) -> Any:
             explained = f"{error.explanation} {missing} {ADVICE}".strip()
             raise CompilationForbidden(error.attempt, explained) from error
 
-    return bench
+    return run
 
 
 def describe_miss(

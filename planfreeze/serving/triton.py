@@ -186,7 +186,8 @@ def hook_autotuner(module: ModuleType, shelf: TritonShelf) -> None:
                 self.cache[tuple(thaw_constant(part) for part in choice.key)] = find_config(self, choice)
 
     module.Autotuner.__init__ = __init__
-    hook_method(module.Autotuner, "_bench", lambda original: explain_tuning(original, shelf.served.plan.name))
+    # Around the call, not around a trial: a guard puts its gate in front of whatever makes a trial.
+    hook_method(module.Autotuner, "run", lambda original: explain_tuning(original, shelf.served.plan.name))
 
 
 def space_of(tuner: Any) -> str:
