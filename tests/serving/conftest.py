@@ -61,7 +61,7 @@ class Project:
 
     def record(self, script: str = "train.py", *, status: int = 0, name: str = "run.json", **variables: str) -> Any:
         """Record a script and return the recording."""
-        self.planfreeze("record", "-o", name, "--", self.python, script, status=status, **variables)
+        self.planfreeze("record", "-o", name, "--", self.python, *script.split(), status=status, **variables)
         return json.loads((self.folder / name).read_text())
 
     def build(self, *arguments: str, recording: str = "run.json", **variables: str) -> None:
@@ -77,7 +77,7 @@ class Project:
         environment = serving_environment(
             self.environment(**variables), store=self.store, plan=plan, log=self.folder / "served"
         )
-        return run([self.python, script], self.folder, environment, status)
+        return run([self.python, *script.split()], self.folder, environment, status)
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str], status: int) -> str:
