@@ -19,6 +19,7 @@ from planfreeze.cli.options import (
     StoreOption,
     TrustOption,
     declare_plans,
+    import_from,
     open_store,
 )
 from planfreeze.cli.output import exit_codes, print_result
@@ -54,6 +55,7 @@ def replay_command(
         opened = open_store(store, writable=False, is_trusted=trust_store)
         recording = Path(plan) if plan is not None and plan.endswith(".json") else None
         if plan is not None and recording is None:
+            import_from(source_root or ())
             replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
         else:
             replays = []

@@ -1,5 +1,6 @@
 """Options that several commands take, and what they stand for: plans, stores."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,7 @@ __all__ = [
     "StoreOption",
     "TrustOption",
     "declare_plans",
+    "import_from",
     "open_store",
 ]
 
@@ -79,16 +81,20 @@ def declare_plans(
 
 def declare_recorded(path: Path, archs: list[str] | None, source_roots: list[Path] | None) -> tuple["Plan", ...]:
     """Make one plan per architecture of what a run was recorded with, its kernels' modules where it says or is told."""
-    import sys
-
     from planfreeze.recordings import plan_recording, read_recording
     from planfreeze.target import target
 
     recorded = read_recording(path)
-    roots = [str(root) for root in source_roots] if source_roots else recorded.source_roots
-    sys.path[:0] = [str(Path(root).absolute()) for root in roots]
+    import_from(source_roots or recorded.source_roots)
     names = dict.fromkeys(archs or recorded.archs)
     return tuple(plan_recording(recorded, target(name), path=path) for name in names)
+
+
+def import_from(roots: Iterable[str | Path]) -> None:
+    """Put the folders of recorded kernels in front of the search path, where a script's own folder is."""
+    import sys
+
+    sys.path[:0] = [str(Path(root).absolute()) for root in roots]
 
 
 def declare_model(

@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,16 @@ def test_a_recording_is_built_for_another_architecture(built_project, copy_of):
 def test_a_built_recording_replays(built_project):
     assert '"resolved": 4' in built_project.planfreeze("replay", "--plan", "run.json", "--store", "store", "--json")
     assert '"resolved": 4' in built_project.planfreeze("replay", "--plan", "run-sm_90a", "--store", "store", "--json")
+
+
+def test_a_frozen_recording_replays_elsewhere_when_it_is_told_where_the_kernels_are(built_project, tmp_path):
+    command = [built_project.python, "-P", "-m", "planfreeze", "replay", "--plan", "run-sm_90a"]
+    command += ["--store", str(built_project.store), "--source-root"]
+    environment = built_project.environment()
+    told = subprocess.run([*command, str(built_project.folder)], cwd=tmp_path, env=environment, capture_output=True)
+    assert told.returncode == 0, told.stderr
+    untold = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert untold.returncode != 0 and "train" in untold.stderr
 
 
 def test_plan_diff_tells_unused_from_unplanned(built_project, copy_of):
