@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planfreeze.guard import no_compilation
     from planfreeze.process_session import session
+    from planfreeze.recorders import recording
     from planfreeze.sessions import Session
 
 __version__ = "0.1.0"
-__all__ = ["Session", "__version__", "no_compilation", "session"]
+__all__ = ["Session", "__version__", "no_compilation", "recording", "session"]
 
-HOMES = {"Session": "sessions", "session": "process_session", "no_compilation": "guard"}
+HOMES = {
+    "Session": "sessions",
+    "no_compilation": "guard",
+    "recording": "recorders",
+    "session": "process_session",
+}
 
 
 def __getattr__(name: str) -> Any:

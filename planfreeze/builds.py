@@ -109,4 +109,5 @@ def freeze_plan(
         options=plan.options,
         families=freeze_families(families),
         entries=tuple(entries),
+        choices=plan.choices,
     )

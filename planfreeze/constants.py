@@ -10,7 +10,15 @@ from typing import Any
 from planfreeze.errors import UnnameableConstant
 from planfreeze.payload import Field
 
-__all__ = ["constant_modules", "freeze_constant", "module_name", "name_object", "spell_constant", "thaw_constant"]
+__all__ = [
+    "constant_modules",
+    "freeze_constant",
+    "module_name",
+    "name_object",
+    "spell_constant",
+    "thaw_constant",
+    "unwrap_kernel",
+]
 
 FLOAT, NONE, DTYPE, CONSTEXPR, OBJECT = "\0float", "\0none", "\0dtype", "\0constexpr", "\0object"
 TRITON_DTYPE = "triton.language.core"
@@ -153,4 +161,12 @@ def follow(found: Any, qualname: str) -> Any:
     """Return the attribute of an attribute that a qualified name spells, or None."""
     for part in qualname.split("."):
         found = getattr(found, part, None)
+    return found
+
+
+def unwrap_kernel(module: ModuleType, qualname: str) -> Any:
+    """Return the Triton kernel that a module has under a name, below decorators that wrap it; None without one."""
+    found = follow(module, qualname)
+    while found is not None and type(found).__name__ not in ("JITFunction", "GluonJITFunction"):
+        found = getattr(found, "fn", None)
     return found

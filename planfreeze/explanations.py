@@ -45,7 +45,7 @@ def find_nearest(payload: Payload, others: Iterable[Payload]) -> Nearest | None:
         for other in others
         if other.family_name == payload.family_name and other != payload
     ]
-    return min(candidates, key=lambda near: len(near.differing), default=None)
+    return min(candidates, key=lambda near: len(spell_differences(payload, near.payload)), default=None)
 
 
 def differing_fields(asked: Payload, there: Payload) -> tuple[tuple[str, Field, Field], ...]:
@@ -58,12 +58,22 @@ def differing_fields(asked: Payload, there: Payload) -> tuple[tuple[str, Field, 
     )
 
 
+def spell_differences(asked: Payload, there: Payload) -> tuple[str, ...]:
+    """Return what differs as people read it: "name: there -> asked"."""
+    wanted, others = asked.spell_fields(), there.spell_fields()
+    return tuple(
+        f"{name}: {others.get(name, 'none')} -> {wanted.get(name, 'none')}"
+        for name in dict.fromkeys((*wanted, *others))
+        if wanted.get(name) != others.get(name)
+    )
+
+
 def describe_nearest(payload: Payload, others: Iterable[Payload], command: str) -> str:
     """Say what is nearest to a payload that is not there, and how to build it."""
     near = find_nearest(payload, others)
     if near is None:
         return f"No program of {payload.family_name} is there. Run: {command}"
-    fields = "; ".join(f"{name}: {there} -> {asked}" for name, asked, there in near.differing)
+    fields = "; ".join(spell_differences(payload, near.payload))
     return f"The nearest program of {payload.family_name} differs in {fields}. Run: {command}"
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "Definition",
     "Family",
     "LaunchInfo",
+    "RecordedSource",
     "TritonSource",
     "family",
     "family_of",
@@ -167,6 +168,30 @@ class CuteSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSource:
+    """A program that its compiler's own runtime launches: everything a run was seen to compile it with.
+
+    The arguments of a launch are the runtime's matter: a definition with this source declares none.
+
+    Parameters
+    ----------
+    dialect : "triton" or "cute"
+        Whose program it is; ``planfreeze.compilers.recorded_<dialect>`` compiles it.
+    kernel : str
+        The function, as "module:qualified name".
+    modules : tuple of str
+        Modules besides the kernel's own whose objects are among its constants.
+    facts : tuple of (str, Field)
+        What the compile worker reads, by name.
+    """
+
+    dialect: Literal["triton", "cute"]
+    kernel: str
+    modules: tuple[str, ...]
+    facts: tuple[tuple[str, Field], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """What a family says about one payload on one target.
 
@@ -175,7 +200,7 @@ class Definition:
     """
 
     arguments: tuple[Argument, ...]
-    source: TritonSource | CuteSource
+    source: TritonSource | CuteSource | RecordedSource
     grid: Callable[[Scalars, int], Grid]
 
 

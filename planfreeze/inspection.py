@@ -2,7 +2,7 @@
 
 from planfreeze.elf import Kernel, read_cubin
 from planfreeze.errors import UnexpectedCubin, WrongArch
-from planfreeze.family import Definition, LaunchInfo, TritonSource
+from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource
 from planfreeze.target import Target
 
 __all__ = ["inspect_cubin"]
@@ -44,7 +44,8 @@ def inspect_cubin(name: str, data: bytes, definition: Definition, launch: Launch
     declared = tuple(argument.size_bytes for argument in definition.arguments)
     if isinstance(definition.source, TritonSource):
         declared += TRITON_TRAILING_BYTES
-    if kernel.parameter_sizes != declared:
+    # A compiler's own runtime launches by the signature it compiled; planfreeze passes nothing to such a kernel.
+    if kernel.parameter_sizes != declared and not isinstance(definition.source, RecordedSource):
         raise UnexpectedCubin(
             name, f"its parameters have {kernel.parameter_sizes} bytes, the family's arguments {declared}"
         )

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import msgpack
 
 from planfreeze.constants import constant_modules
-from planfreeze.family import CuteSource, Definition, Family, TritonSource
+from planfreeze.family import CuteSource, Definition, Family, RecordedSource, TritonSource
 from planfreeze.payload import Payload
 from planfreeze.record import RECORD_FORMAT
 from planfreeze.sources import Sources, hash_source
 from planfreeze.target import Target
-from planfreeze.toolchain import Toolchain
+from planfreeze.toolchain import Toolchain, host_compiler
 
 __all__ = ["KEY_SCHEMA", "Key", "dialect_of", "differing_labels", "make_key", "source_roots"]
 
@@ -44,7 +44,7 @@ def make_key(
 ) -> Key:
     """Make the key of a program from all its inputs; no path, time, host or address is one of them."""
     dialect = dialect_of(definition)
-    parts = (
+    parts: tuple[tuple[str, bytes], ...] = (
         ("schema", f"{KEY_SCHEMA} {RECORD_FORMAT}".encode()),
         ("family", f"{family.reference} {family.version}".encode()),
         ("payload", payload.encode()),
@@ -52,10 +52,13 @@ def make_key(
         ("definition", encode_definition(definition)),
         ("sources", sources.digest.encode()),
         ("toolchain", f"{toolchain.dialect} {toolchain.version} {toolchain.fingerprint}".encode()),
-        ("driver", hash_source(f"planfreeze.compilers.{dialect}").encode()),
+        ("driver", hash_source(compiler_module(definition)).encode()),
         ("options", COMPILE_OPTIONS[dialect].encode()),
         ("environment", msgpack.packb(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
     )
+    if isinstance(definition.source, RecordedSource):
+        # A compiler's own runtime has C modules built for its programs.
+        parts += (("host compiler", host_compiler().encode()),)
     return Key(parts, hash_parts(parts))
 
 
@@ -83,20 +86,32 @@ def encode_definition(definition: Definition) -> bytes:
             source.divisible,
             source.options,
         ]
-    else:
+    elif isinstance(source, CuteSource):
         described = ["cute", source.kernel, source.constants, source.launch.to_fields()]
+    else:
+        described = ["recorded", source.dialect, source.kernel, source.modules, source.facts]
     encoded: bytes = msgpack.packb([arguments, described])
     return encoded
 
 
 def dialect_of(definition: Definition) -> str:
     """Return the dialect of a definition's source: "triton" or "cute"."""
+    if isinstance(definition.source, RecordedSource):
+        return definition.source.dialect
     return "cute" if isinstance(definition.source, CuteSource) else "triton"
+
+
+def compiler_module(definition: Definition) -> str:
+    """Return the module that hands a definition to its compiler."""
+    recorded = "recorded_" if isinstance(definition.source, RecordedSource) else ""
+    return f"planfreeze.compilers.{recorded}{dialect_of(definition)}"
 
 
 def source_roots(family: Family, definition: Definition) -> tuple[str, ...]:
     """Return the modules that a program comes from: those of its family, its kernel and objects among its constants."""
     kernel = definition.source.kernel.partition(":")[0]
+    if isinstance(definition.source, RecordedSource):  # what its family says of it is in its payload
+        return tuple(dict.fromkeys((kernel, *definition.source.modules)))
     named = (module for _, value in definition.source.constants for module in constant_modules(value))
     return tuple(dict.fromkeys((family.reference.partition(":")[0], kernel, *named)))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planfreeze.family import TRITON_TYPES, Argument, Definition, TritonSource
+from planfreeze.family import TRITON_TYPES, Argument, Definition, RecordedSource, TritonSource
 from planfreeze.guard import Attempt
 from planfreeze.resolve import PlannedProgram, program_name
 from planfreeze.target import Target
@@ -72,6 +72,8 @@ def is_same_kernel(reference: str, kernel: str) -> bool:
 def planned_facts(definition: Definition, target: Target) -> Facts:
     """Return what a program was compiled for, in the words of an attempt."""
     source = definition.source
+    if isinstance(source, RecordedSource):
+        return ()
     constants = tuple((name, repr(value)) for name, value in source.constants)
     if not isinstance(source, TritonSource):
         return constants

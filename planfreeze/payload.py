@@ -47,6 +47,10 @@ class Payload:
         """Return all fields by name, defaults included."""
         return {name: getattr(self, name) for name in self.field_names()}
 
+    def spell_fields(self) -> dict[str, str]:
+        """Return what tells the variant from others, by name, as people read it."""
+        return {name: str(value) for name, value in self.to_fields().items()}
+
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
         """Return the names of the fields, in declared order."""

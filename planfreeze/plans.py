@@ -14,23 +14,51 @@ import msgpack
 from planfreeze.errors import DamagedPlan, EmptyPlan, InvalidModel, PlanfreezeError, PlanTooNew
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
-from planfreeze.payload import Payload
+from planfreeze.payload import Field, Payload
 from planfreeze.sources import Sources
 from planfreeze.target import Target
 
-__all__ = ["PLAN_FORMAT", "FrozenPlan", "Plan", "PlanEntry", "PlanFamily", "make_plan"]
+__all__ = ["PLAN_FORMAT", "Choice", "FrozenPlan", "Plan", "PlanEntry", "PlanFamily", "make_plan"]
 
 PLAN_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A target and the payloads that a model asks for at its capacities.
+class Choice:
+    """What an autotuner chose for one tuning key.
 
     Parameters
     ----------
+    kernel : str
+        The tuned kernel, as "module:qualified name".
+    space : str
+        Digest of what it chose among; a choice counts for the same configurations alone.
+    key : tuple of Field
+        The tuning key.
+    config : tuple of (str, Field)
+        The chosen configuration: constants and options by name.
+    """
+
+    kernel: str
+    space: str
+    key: tuple[Field, ...]
+    config: tuple[tuple[str, Field], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A target and the payloads that a model asks for at its capacities, or that a recorded run used.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model or recording.
+    tp : int
+        Ranks the model is sharded over; 0 for programs that are no model's.
     options : tuple of str
         Arguments of the command line that differ from its defaults, such as ``("--capacity", "8,64")``.
+    choices : tuple of Choice
+        What autotuners chose, for programs that a run was recorded with.
     """
 
     model: str
@@ -38,6 +66,7 @@ class Plan:
     target: Target
     payloads: tuple[Payload, ...]
     options: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
     @property
     def name(self) -> str:
@@ -56,14 +85,14 @@ class Plan:
 
 
 def plan_name(model: str, tp: int, arch: str) -> str:
-    """Return the reference name of a model's plan."""
-    return f"{model}-tp{tp}-{arch}"
+    """Return the reference name of a plan; one that is no model's says nothing of ranks."""
+    return f"{model}-tp{tp}-{arch}" if tp else f"{model}-{arch}"
 
 
 def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> str:
-    """Return the command that builds a model's plan; a later ``--model`` among the options is the one that counts."""
+    """Return the command that builds a plan; a later ``--model`` among the options is the one that counts."""
     stated = dict(zip(options[::2], options[1::2], strict=True))
-    arguments = {"--model": model, "--tp": str(tp), "--arch": arch} | stated
+    arguments = ({"--model": model, "--tp": str(tp)} if tp else {}) | {"--arch": arch} | stated
     return shlex.join(["planfreeze", "build", *(part for pair in arguments.items() for part in pair)])
 
 
@@ -71,6 +100,12 @@ def build_arguments(name: str) -> tuple[str, ...] | None:
     """Return the build's arguments for a plan's reference name, or None when it is not one."""
     found = re.fullmatch(r"(?P<model>.+)-tp(?P<tp>[0-9]+)-(?P<arch>sm_[0-9]+a)", name)
     return found and ("--model", found["model"], "--tp", found["tp"], "--arch", found["arch"])
+
+
+def recording_arguments(name: str) -> tuple[str, ...]:
+    """Return the build's arguments for a name that is no model's plan: that of a recording, or of nothing known."""
+    found = re.fullmatch(r"(?P<stem>.+)-(?P<arch>sm_[0-9]+a)", name)
+    return ("--plan", f"{found['stem']}.json", "--arch", found["arch"]) if found else ("--model", "MODEL", "--tp", "N")
 
 
 def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, source: str | None = None) -> Plan:
@@ -141,6 +176,7 @@ class FrozenPlan:
     families: tuple[PlanFamily, ...]
     entries: tuple[PlanEntry, ...]
     options: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
     @property
     def name(self) -> str:
@@ -169,6 +205,8 @@ class FrozenPlan:
                 self.options,
                 [[f.reference, f.sources.modules] for f in self.families],
                 [[e.family, e.fields, e.key, e.record, e.blob] for e in self.entries],
+                # Left out where there are none, so that a plan without choices keeps its root.
+                *([[c.kernel, c.space, c.key, c.config] for c in self.choices] for _ in self.choices[:1]),
             ]
         )
         return encoded
@@ -190,7 +228,7 @@ class FrozenPlan:
                 raise DamagedPlan("it is not a frozen plan")
             if plan_format > PLAN_FORMAT:
                 raise PlanTooNew(plan_format, PLAN_FORMAT)
-            model, tp, arch, options, families, entries = rest
+            model, tp, arch, options, families, entries, *chosen = rest
             plan = cls(
                 model=model,
                 tp=tp,
@@ -202,6 +240,11 @@ class FrozenPlan:
                 entries=tuple(
                     PlanEntry(family=family, fields=fields, key=key, record=record, blob=blob)
                     for family, fields, key, record, blob in entries
+                ),
+                choices=tuple(
+                    Choice(kernel=kernel, space=space, key=key, config=config)
+                    for choices in chosen
+                    for kernel, space, key, config in choices
                 ),
             )
             is_canonical = plan.encode() == data and has_declared_types(plan)
@@ -219,6 +262,7 @@ def has_declared_types(plan: FrozenPlan) -> bool:
     texts = [plan.model, plan.arch, *plan.options, *(family.reference for family in plan.families), *names]
     texts += [text for name, digest in modules for text in (name, digest)]
     texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
+    texts += [text for choice in plan.choices for text in (choice.kernel, choice.space, *dict(choice.config))]
     return all(type(text) is str for text in texts) and type(plan.tp) is int and len(plan.options) % 2 == 0
 
 

@@ -1,30 +1,40 @@
 """Reports: results as tables for people and as JSON for programs."""
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from planfreeze.builds import BuildReport
+    from planfreeze.cache.store import Store
+    from planfreeze.differences import PlanDifference
     from planfreeze.explanations import Explanation
     from planfreeze.outcomes import Outcome
     from planfreeze.plans import Plan
+    from planfreeze.recordings import Recording
     from planfreeze.replays import Replay
 
 __all__ = [
     "build_json",
     "build_progress",
     "build_table",
+    "difference_json",
+    "difference_text",
     "explanation_json",
     "explanation_text",
     "plans_json",
     "plans_table",
     "print_table",
+    "recording_json",
+    "recording_table",
     "replay_json",
     "replay_table",
+    "unbuilt_lines",
 ]
 
+UNBUILT = "unbuilt.json"  # the companion that lists what could not be built
 PIPE_COLUMNS = 160  # a pipe has no width of its own
 
 
@@ -48,7 +58,9 @@ def plans_json(plans: Sequence["Plan"]) -> dict[str, Any]:
 def plans_table(plans: Sequence["Plan"]) -> None:
     """Print the programs of plans."""
     for plan in plans:
-        rows = [(payload.family_name, variant(payload.to_fields()), payload.digest[:12]) for payload in plan.payloads]
+        rows = [
+            (payload.family_name, variant(payload.spell_fields()), payload.digest[:12]) for payload in plan.payloads
+        ]
         print_table(f"{plan.name}: {len(rows)} programs", ("family", "variant", "payload"), rows)
 
 
@@ -95,7 +107,7 @@ def build_table(report: "BuildReport") -> None:
         rows.append(
             (
                 payload.family_name,
-                variant(payload.to_fields()),
+                variant(payload.spell_fields()),
                 outcome.program.target.arch,
                 str(record.registers) if record else "",
                 str(record.static_shared_bytes + record.launch.shared_bytes) if record else "",
@@ -108,6 +120,17 @@ def build_table(report: "BuildReport") -> None:
     print_table("", heads, rows)
     for plan in report.plans:
         sys.stdout.write(f"{plan.name}@sha256:{plan.root}\n")
+
+
+def unbuilt_lines(report: "BuildReport", store: "Store") -> list[str]:
+    """Return a line for each C module of a compiler's runtime that could not be built beside the programs."""
+    records = [outcome.record for outcome in report.outcomes if outcome.record is not None]
+    digests = dict.fromkeys(digest for record in records for name, digest in record.companions if name == UNBUILT)
+    found = dict.fromkeys((name, reason) for digest in digests for name, reason in json.loads(store.get_blob(digest)))
+    return [
+        f"{name} was not built: {reason}. A process that is served these programs will call a C compiler for it"
+        for name, reason in found
+    ]
 
 
 @contextlib.contextmanager
@@ -167,6 +190,43 @@ def replay_table(replays: Sequence["Replay"], guard: Mapping[str, str]) -> None:
         sys.stdout.write(f"guard of {road}: {state}\n")
 
 
+def recording_json(recording: "Recording") -> dict[str, Any]:
+    """Return what a run used."""
+    content: dict[str, Any] = json.loads(recording.to_json())
+    return content
+
+
+def recording_table(recording: "Recording") -> None:
+    """Print what a run used."""
+    rows = [
+        (program.payload.family_name, variant(program.payload.spell_fields()), str(program.launches))
+        for program in recording.programs
+    ]
+    print_table("", ("family", "variant", "launches"), rows)
+    counts = f"{len(recording.choices)} choices of autotuners, {recording.unused} programs compiled and not used"
+    sys.stdout.write(f"{counts}\n")
+    for refusal in recording.refused:
+        sys.stdout.write(f"left out: {refusal.kernel}: {refusal.reason}\n")
+
+
+def difference_json(difference: "PlanDifference") -> dict[str, Any]:
+    """Return where a plan and a run differ."""
+    return {
+        "unused": list(difference.unused),
+        "unplanned": [{"program": program, "nearest": nearest} for program, nearest in difference.unplanned],
+    }
+
+
+def difference_text(difference: "PlanDifference") -> None:
+    """Print where a plan and a run differ."""
+    for program in difference.unused:
+        sys.stdout.write(f"planned, not used: {program}\n")
+    for program, nearest in difference.unplanned:
+        sys.stdout.write(f"used, not planned: {program}\n" + (f"  {nearest}\n" if nearest else ""))
+    if difference.is_empty:
+        sys.stdout.write("the run used exactly what is planned\n")
+
+
 def explanation_json(explained: Sequence["Explanation"]) -> dict[str, Any]:
     """Return explanations."""
     return {
@@ -189,7 +249,7 @@ def explanation_json(explained: Sequence["Explanation"]) -> dict[str, Any]:
 def explanation_text(explained: Sequence["Explanation"]) -> None:
     """Print explanations."""
     for found in explained:
-        title = f"{found.payload.family_name}({variant(found.payload.to_fields())}) for {found.arch}"
+        title = f"{found.payload.family_name}({variant(found.payload.spell_fields())}) for {found.arch}"
         print_table(title, ("label", "value"), found.labels)
         state = "stored" if found.is_stored else f"not stored. {found.nearest}"
         sys.stdout.write(f"payload {found.payload.digest}\nkey {found.key or 'unknown'}\n{state}\n")

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections import Counter
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 
-from planfreeze.errors import CommandMissing, CommandNotExecutable
+from planfreeze.commands import execute, find_program
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
 from planfreeze.questions import prove_start
 
@@ -20,11 +19,6 @@ __all__ = ["RUN_MODES", "CountedAttempt", "Run", "count_attempts", "make_environ
 
 RUN_MODES: dict[str, Mode] = {"raise": "raise", "warn": "warn", "count": "count"}  # "off" would prove nothing
 COMPILER_REACHED = 5
-SIGNALLED = 128
-POLL_S = 0.5
-# Signals that end or steer a command; from the terminal it gets them itself, by the kernel's hand.
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-SENT_BY_KERNEL = 0x80  # SI_KERNEL of the system's headers, which the signal module does not name
 # Options of Python that decide what it imports at its start. Those with a value take the rest of the word or the next.
 START_OPTIONS, VALUE_OPTIONS, PROGRAM_OPTIONS = "BEIOPSsb", "WX", "cm"
 
@@ -114,25 +108,6 @@ def count_attempts(logged: Iterable[LoggedAttempt]) -> tuple[CountedAttempt, ...
     )
 
 
-def find_program(name: str) -> str:
-    """Return the path of a program as a shell would find it.
-
-    Raises
-    ------
-    CommandMissing, CommandNotExecutable
-        There is none, or one that may not be executed.
-    """
-    found = shutil.which(name)
-    if found is not None:
-        return found
-    folders = [""] if "/" in name else os.get_exec_path()
-    for folder in folders:
-        path = Path(folder, name)
-        if name and path.exists():
-            raise CommandNotExecutable(str(path), "it is a directory" if path.is_dir() else "permission denied")
-    raise CommandMissing(name)
-
-
 def python_of(program: str, arguments: Sequence[str]) -> list[str]:
     """Return the Python that a command starts, with the options that decide whether a guard reaches it.
 
@@ -171,35 +146,3 @@ def start_options(words: Sequence[str]) -> list[str]:
             if letter in START_OPTIONS:
                 options.append(f"-{letter}")
     return options
-
-
-def execute(program: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program with this process's streams; pass signals on, and return the status a shell would."""
-    watched = {signal.SIGCHLD, *PASSED_ON}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    try:
-        child = start(program, command, environment, before)
-        while True:
-            # A thread of a larger program may be told of the child's end instead; hence not without limit.
-            received = signal.sigtimedwait(watched, POLL_S)
-            if received is not None and received.si_signo in PASSED_ON:
-                if received.si_code != SENT_BY_KERNEL:
-                    os.kill(child, received.si_signo)
-                continue
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else SIGNALLED - code
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def start(program: str, command: Sequence[str], environment: Mapping[str, str], mask: set[int]) -> int:
-    """Start a program with the signals as they were before Python and this module changed them; return its pid."""
-    changed_by_python = (signal.SIGPIPE, signal.SIGXFSZ)
-    try:
-        return os.posix_spawn(
-            program, list(command), dict(environment), setsigmask=tuple(mask), setsigdef=changed_by_python
-        )
-    except OSError as error:
-        raise CommandNotExecutable(program, error.strerror or str(error)) from error

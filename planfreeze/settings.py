@@ -8,7 +8,18 @@ from typing import Literal, cast, get_args
 
 from planfreeze.errors import InvalidSetting
 
-__all__ = ["GuardSettings", "Mode", "Settings", "read_guard_settings", "read_settings", "store_path", "user_cache"]
+__all__ = [
+    "GuardSettings",
+    "InheritedSettings",
+    "Mode",
+    "Settings",
+    "read_code_generation",
+    "read_guard_settings",
+    "read_inherited_settings",
+    "read_settings",
+    "store_path",
+    "user_cache",
+]
 
 Mode = Literal["raise", "warn", "count", "off"]
 
@@ -94,7 +105,72 @@ def read_guard_settings(environ: Mapping[str, str] = os.environ) -> GuardSetting
     )
 
 
-def store_path(settings: Settings) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InheritedSettings:
+    """What a process is asked for by the command that started it.
+
+    Parameters
+    ----------
+    plan : str, optional
+        ``PLANFREEZE_SERVE``: frozen plan that compilers' own runtimes are served from.
+    store : Path, optional
+        ``PLANFREEZE_STORE``: where it is; None means the user's cache directory.
+    is_store_trusted : bool
+        ``PLANFREEZE_TRUST_STORE``: 1 takes the plan without a root digest, whoever owns the store.
+    log : Path, optional
+        ``PLANFREEZE_SERVE_LOG``: file to which every program that is served is added.
+    folder : Path, optional
+        ``PLANFREEZE_RECORD``: folder to which every process writes what it launches.
+    """
+
+    plan: str | None
+    store: Path | None
+    is_store_trusted: bool
+    log: Path | None
+    folder: Path | None
+
+
+def read_inherited_settings(environ: Mapping[str, str] = os.environ) -> InheritedSettings:
+    """Read what a process is asked for by the command that started it.
+
+    Raises
+    ------
+    InvalidSetting
+        A variable does not have its type.
+    """
+    settings = read_settings(environ)
+    log, folder = environ.get("PLANFREEZE_SERVE_LOG"), environ.get("PLANFREEZE_RECORD")
+    return InheritedSettings(
+        plan=environ.get("PLANFREEZE_SERVE") or None,
+        store=settings.store,
+        is_store_trusted=settings.is_store_trusted,
+        log=Path(log) if log else None,
+        folder=Path(folder) if folder else None,
+    )
+
+
+# Variables by which Triton and its backend make other code; each is part of what a recorded program was made of.
+CODE_GENERATION = (
+    "PTXAS_OPTIONS",
+    "TRITON_DEBUG",
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_DISABLE_LINE_INFO",
+    "TRITON_F32_DEFAULT",
+    "TRITON_FORCE_DISABLE_FP_FUSION",
+    "TRITON_LIBDEVICE_PATH",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_PTXAS_BLACKWELL_PATH",
+    "TRITON_PTXAS_PATH",
+    "USE_IR_LOC",
+)
+
+
+def read_code_generation(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
+    """Return the variables of code generation that are set to something, sorted by name."""
+    return tuple((name, environ[name]) for name in CODE_GENERATION if environ.get(name))
+
+
+def store_path(settings: Settings | InheritedSettings) -> Path:
     """Return the store: the one that is set, else one in the user's cache directory."""
     return settings.store or user_cache() / "store"
 

@@ -1,7 +1,13 @@
 """Toolchains: the compilers installed here, by name, version and content."""
 
+import functools
 import hashlib
 import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -11,7 +17,7 @@ import msgpack
 
 from planfreeze.errors import CompilerMissing, ToolchainUnreadable
 
-__all__ = ["Toolchain", "find_toolchain"]
+__all__ = ["Toolchain", "find_toolchain", "host_compiler"]
 
 # Each dialect's compiler, as distributions: the first must be there, the others belong to it when they are.
 DISTRIBUTIONS = {
@@ -77,6 +83,19 @@ def find_distribution(name: str) -> metadata.Distribution | None:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def host_compiler() -> str:
+    """Return what C modules for this interpreter would be built with: compiler, linker, C library and headers."""
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    tools = [tool for tool in (shutil.which("gcc") or shutil.which("clang"), shutil.which("ld")) if tool]
+    asked = [
+        subprocess.run([tool, "--version"], env={"LC_ALL": "C"}, capture_output=True, text=True, check=False).stdout
+        for tool in tools
+    ]
+    facts = (*(text.partition("\n")[0] for text in asked), *platform.libc_ver(), sys.version, headers.exists())
+    return "; ".join(map(str, facts))
 
 
 def list_files(distribution: metadata.Distribution) -> list[tuple[str, str]]:

@@ -12,7 +12,9 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -20,7 +22,7 @@ import msgpack
 
 from planfreeze.compilers import CompiledProgram
 from planfreeze.errors import CompileFailed, PlanfreezeError, WorkerDied
-from planfreeze.family import Definition, LaunchInfo, TritonSource, load_family
+from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource, load_family
 from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.payload import Payload
 from planfreeze.sources import Sources, load_exactly
@@ -178,6 +180,8 @@ def compile_task(message: Any) -> CompiledProgram:
 
 def compile_definition(definition: Definition, target: Target) -> CompiledProgram:
     """Hand a definition to the compiler of its dialect, imported at the first program that needs it."""
+    if isinstance(definition.source, RecordedSource):
+        return load_recorded_compiler(definition.source.dialect)(definition.source, target)
     if isinstance(definition.source, TritonSource):
         from planfreeze.compilers import triton
 
@@ -185,6 +189,13 @@ def compile_definition(definition: Definition, target: Target) -> CompiledProgra
     from planfreeze.compilers import cute
 
     return cute.compile_program(definition.source, definition.arguments, target)
+
+
+def load_recorded_compiler(dialect: str) -> Callable[[RecordedSource, Target], CompiledProgram]:
+    """Import what compiles recorded programs of a dialect."""
+    module = import_module(f"planfreeze.compilers.recorded_{dialect}")
+    compile_recorded: Callable[[RecordedSource, Target], CompiledProgram] = module.compile_program
+    return compile_recorded
 
 
 def main() -> None:

@@ -17,15 +17,20 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition", "uses"),
-    ("cache", "elf", "sources", "toolchain"),
+    ("errors", "settings", "exposition", "search_path", "uses"),
+    ("cache", "elf", "hooks", "sources", "toolchain"),
     ("target", "payload", "family", "constants", "machine"),
+    ("recorded",),
     ("key", "record", "inspection", "knobs"),
     ("models",),
     ("plans",),
-    ("resolve", "explanations", "compilers"),
+    ("resolve", "explanations", "compilers", "recordings", "tuning"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays", "questions", "running", "witness"),
+    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays", "questions", "witness"),
+    ("serving", "differences"),
+    ("commands", "recorders"),
+    ("inheritance",),
+    ("running", "startup"),
     ("process_session", "reports", "run_reports", "diagnosis", "doctor_reports"),
     ("pytest_replay", "pytest_plugin", "cli"),
 )
@@ -36,8 +41,9 @@ FACADES = {"planfreeze", "planfreeze.__main__"}
 COMPILERS = ("triton", "cutlass", "cuda", "torch")
 ENVIRONMENT_READERS = {
     "planfreeze.settings",
+    "planfreeze.recorders.runs",  # makes the environment of a recorded command
     "planfreeze.replays",  # makes the environment of the process that proves the guard
-    "planfreeze.running",  # makes the environment of a guarded command
+    "planfreeze.running",  # makes the environment of a guarded or served command
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
     "planfreeze.guard.children",  # announces armed guards to children, and takes that back

@@ -9,6 +9,7 @@ import typer
 from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
 from planfreeze.cli.diagnosing import doctor_command
+from planfreeze.cli.recording import diff_command, record_command
 from planfreeze.cli.running import run_command
 
 __all__ = ["app", "main"]
@@ -16,10 +17,14 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="Freeze a model's GPU kernels."
 )
-app.command("plan")(plan_command)
+plans = typer.Typer(rich_markup_mode=None)
+plans.callback(invoke_without_command=True)(plan_command)
+plans.command("diff")(diff_command)
+app.add_typer(plans, name="plan")
 app.command("build")(build_command)
 app.command("replay")(replay_command)
 app.command("explain")(explain_command)
+app.command("record")(record_command)
 # What follows the command's name belongs to the command, also without the two dashes.
 app.command("run", context_settings={"allow_interspersed_args": False})(run_command)
 app.command("doctor")(doctor_command)

@@ -13,6 +13,8 @@ from planfreeze.cli.options import (
     LimitOption,
     ModelOption,
     RanksOption,
+    RecordingOption,
+    RootsOption,
     StoreOption,
     TrustOption,
     declare_plans,
@@ -24,6 +26,7 @@ __all__ = ["build_command", "plan_command"]
 
 
 def plan_command(
+    context: typer.Context,
     model: ModelOption = None,
     tp: RanksOption = None,
     arch: ArchOption = None,
@@ -31,13 +34,18 @@ def plan_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    plan: RecordingOption = None,
+    source_root: RootsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List every program a model can ask for."""
+    """List every program a model can ask for, or a run was recorded with."""
     from planfreeze import reports
 
+    if context.invoked_subcommand is not None:
+        return
+
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids)
+        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, plan, source_root)
         print_result(reports.plans_json(plans) if as_json else None, lambda: reports.plans_table(plans))
 
 
@@ -49,6 +57,8 @@ def build_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    plan: RecordingOption = None,
+    source_root: RootsOption = None,
     store: StoreOption = None,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Compile processes; 0: one per core.")] = 0,
     trust_store: TrustOption = False,
@@ -62,10 +72,10 @@ def build_command(
     from planfreeze.settings import user_cache
 
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids)
+        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, plan, source_root)
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
-        total = sum(len(plan.payloads) for plan in plans)
+        total = sum(len(wanted.payloads) for wanted in plans)
         before = opened.list_refs()
         with reports.build_progress(total) as show:
             report = build_plans(
@@ -76,9 +86,11 @@ def build_command(
                 on_outcome=show,
             )
         print_result(reports.build_json(report) if as_json else None, lambda: reports.build_table(report))
-        for plan in report.plans:
-            if before.get(plan.name, plan.root) != plan.root:
-                typer.echo(f"{plan.name} was {before[plan.name]}, which stays in the store", err=True)
+        for frozen in report.plans:
+            if before.get(frozen.name, frozen.root) != frozen.root:
+                typer.echo(f"{frozen.name} was {before[frozen.name]}, which stays in the store", err=True)
+        for line in reports.unbuilt_lines(report, opened):
+            typer.echo(line, err=True)
         for outcome in report.outcomes:
             if outcome.status == "failed":
                 typer.echo(

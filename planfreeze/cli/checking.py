@@ -1,6 +1,7 @@
 """Commands that look into a store: prove that a plan is whole, explain a payload."""
 
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,9 +15,11 @@ from planfreeze.cli.options import (
     LimitOption,
     ModelOption,
     RanksOption,
+    RootsOption,
     StoreOption,
     TrustOption,
     declare_plans,
+    import_from,
     open_store,
 )
 from planfreeze.cli.output import exit_codes, print_result
@@ -32,7 +35,10 @@ def replay_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
-    plan: Annotated[str | None, typer.Option("--plan", help="Frozen plan: name or root digest.")] = None,
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="Frozen plan: name or root digest; or a recording, FILE.json.")
+    ] = None,
+    source_root: RootsOption = None,
     store: StoreOption = None,
     device: Annotated[bool, typer.Option("--device", help="Also load every program on the device.")] = False,
     trust_store: TrustOption = False,
@@ -47,11 +53,13 @@ def replay_command(
         if (plan is None) == (model is None):
             raise typer.BadParameter("give either --plan or --model")
         opened = open_store(store, writable=False, is_trusted=trust_store)
-        if plan is not None:
+        recording = Path(plan) if plan is not None and plan.endswith(".json") else None
+        if plan is not None and recording is None:
+            import_from(source_root or ())
             replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
         else:
             replays = []
-            for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids):
+            for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, recording, source_root):
                 command = f"{wanted.build_command} --store {shlex.quote(str(opened.path))}"
                 found = find_plan(opened, PlanReference(wanted.name, None), command=command)
                 replays.append(replay_plan(found, opened, wanted=wanted, on_device=device))

@@ -1,5 +1,6 @@
 """Options that several commands take, and what they stand for: plans, stores."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,9 +19,12 @@ __all__ = [
     "LimitOption",
     "ModelOption",
     "RanksOption",
+    "RecordingOption",
+    "RootsOption",
     "StoreOption",
     "TrustOption",
     "declare_plans",
+    "import_from",
     "open_store",
 ]
 
@@ -46,6 +50,13 @@ StoreOption = Annotated[
 TrustOption = Annotated[
     bool, typer.Option("--trust-store", help="Take an unpinned plan from a store that others can write.")
 ]
+RecordingOption = Annotated[
+    Path | None, typer.Option("--plan", help="A recording, as planfreeze record writes it, instead of a model.")
+]
+RootsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--source-root", help="Folder that recorded kernels are imported from. Default: as recorded."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -57,8 +68,45 @@ def declare_plans(
     arms: str | None,
     inline_limit: int | None,
     ids: str | None,
+    recording: Path | None = None,
+    source_roots: list[Path] | None = None,
 ) -> tuple["Plan", ...]:
     """Make one plan per architecture; settings are read here and never again for these plans."""
+    if recording is not None:
+        if any(stated is not None for stated in (model, tp, capacity, arms, inline_limit, ids)):
+            raise typer.BadParameter("a recording says by itself which programs there are: --model and its options")
+        return declare_recorded(recording, archs, source_roots)
+    return declare_model(model, tp, archs, capacity, arms, inline_limit, ids)
+
+
+def declare_recorded(path: Path, archs: list[str] | None, source_roots: list[Path] | None) -> tuple["Plan", ...]:
+    """Make one plan per architecture of what a run was recorded with, its kernels' modules where it says or is told."""
+    from planfreeze.recordings import plan_recording, read_recording
+    from planfreeze.target import target
+
+    recorded = read_recording(path)
+    import_from(source_roots or recorded.source_roots)
+    names = dict.fromkeys(archs or recorded.archs)
+    return tuple(plan_recording(recorded, target(name), path=path) for name in names)
+
+
+def import_from(roots: Iterable[str | Path]) -> None:
+    """Put the folders of recorded kernels in front of the search path, where a script's own folder is."""
+    import sys
+
+    sys.path[:0] = [str(Path(root).absolute()) for root in roots]
+
+
+def declare_model(
+    model: str | None,
+    tp: int | None,
+    archs: list[str] | None,
+    capacity: str | None,
+    arms: str | None,
+    inline_limit: int | None,
+    ids: str | None,
+) -> tuple["Plan", ...]:
+    """Make one plan per architecture of a model."""
     from planfreeze.models import load_model, parse_options
     from planfreeze.plans import make_plan
     from planfreeze.settings import read_settings

@@ -9,16 +9,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from planfreeze.guard.attempts import Mode
+from planfreeze.search_path import SEARCH_PATH, put_in_front, take_out
 
-__all__ = ["STARTUP_FOLDER", "Announcement", "child_environment", "without_guard"]
+__all__ = ["Announcement", "child_environment", "without_guard"]
 
-STARTUP_FOLDER = str(Path(__file__).parent.absolute() / "startup")
-MODE, ALLOWED, LOG, SEARCH_PATH = (
-    "PLANFREEZE_GUARD",
-    "PLANFREEZE_GUARD_ALLOWED",
-    "PLANFREEZE_GUARD_LOG",
-    "PYTHONPATH",
-)
+MODE, ALLOWED, LOG = "PLANFREEZE_GUARD", "PLANFREEZE_GUARD_ALLOWED", "PLANFREEZE_GUARD_LOG"
 STRICTEST_FIRST: tuple[Mode, ...] = ("raise", "warn", "count")
 
 
@@ -45,21 +40,13 @@ def child_environment(
 def without_guard(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which no process arms a guard: for processes that build."""
     kept = {name: value for name, value in environ.items() if name not in (MODE, ALLOWED, LOG)}
-    entries = kept.pop(SEARCH_PATH, STARTUP_FOLDER).split(os.pathsep)
-    behind = [entry for entry in entries if entry != STARTUP_FOLDER]
-    return kept | ({SEARCH_PATH: os.pathsep.join(behind)} if behind else {})
+    behind = take_out(kept.pop(SEARCH_PATH, None))
+    return kept | ({SEARCH_PATH: behind} if behind is not None else {})
 
 
 def guard_variables(search_path: str | None, mode: Mode, allowed: frozenset[str]) -> dict[str, str]:
     """Return the variables that arm a child, given the search path it would have had."""
-    entries = [entry for entry in (search_path or "").split(os.pathsep) if entry != STARTUP_FOLDER]
-    # An empty entry is the working directory, but an empty variable is no entry at all.
-    behind = entries if search_path else []
-    return {
-        MODE: mode,
-        ALLOWED: ",".join(sorted(allowed)),
-        SEARCH_PATH: os.pathsep.join((STARTUP_FOLDER, *behind)),
-    }
+    return {MODE: mode, ALLOWED: ",".join(sorted(allowed)), SEARCH_PATH: put_in_front(search_path)}
 
 
 class Announcement:

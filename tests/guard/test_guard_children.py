@@ -11,9 +11,10 @@ import pytest
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
 from planfreeze.guard import child_environment, no_compilation, read_log
-from planfreeze.guard.children import STARTUP_FOLDER, Announcement, without_guard
+from planfreeze.guard.children import Announcement, without_guard
 from planfreeze.processes import build_in_child
 from planfreeze.resolve import PlanReference
+from planfreeze.search_path import STARTUP_FOLDER
 
 SETUP = """
 import json, subprocess
@@ -127,7 +128,7 @@ def test_the_environment_is_what_it_was_after_release(run_script) -> None:
         found = dict(os.environ)
         with no_compilation():
             folder, _, rest = os.environ["PYTHONPATH"].partition(":")
-            assert folder.endswith("planfreeze/guard/startup") and rest == (before or "")
+            assert folder.endswith("planfreeze/startup") and rest == (before or "")
             with no_compilation("count"):
                 assert os.environ["PYTHONPATH"].count("startup") == 1
         assert dict(os.environ) == found, before
@@ -161,7 +162,7 @@ def test_a_hidden_sitecustomize_runs_as_if_it_were_the_only_one(tmp_path: Path) 
         "import os, sys\n"
         "os.environ['SEEN'] = f'{__name__} {__file__}'\n"
         "assert sys.modules['sitecustomize'].__dict__ is globals()\n"
-        "assert not [entry for entry in sys.path if entry.endswith('guard/startup')]\n"
+        "assert not [entry for entry in sys.path if entry.endswith('planfreeze/startup')]\n"
     )
     status, said, errors = run_python(sys.executable, SHOW, tmp_path, str(theirs))
     assert (status, errors) == (0, "")
@@ -193,11 +194,11 @@ def test_usercustomize_runs_too(tmp_path: Path) -> None:
 
 
 def test_an_interpreter_that_planfreeze_is_not_installed_for_is_guarded_by_the_parents(tmp_path: Path) -> None:
-    root = str(Path(STARTUP_FOLDER).parents[2])
+    root = str(Path(STARTUP_FOLDER).parents[1])
     script = f"import planfreeze.guard as guard, sys; print(guard.__file__, {root!r} in sys.path)"
     status, said, errors = run_python(sys._base_executable, script + "\n" + SHOW, tmp_path)
     assert (status, errors) == (0, "")
-    assert said.startswith(f"{Path(STARTUP_FOLDER).parent / '__init__.py'} False\nTrue")
+    assert said.startswith(f"{Path(STARTUP_FOLDER).parent / 'guard' / '__init__.py'} False\nTrue")
 
 
 def test_an_interpreter_that_cannot_import_planfreeze_starts_normally_and_silently(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Programs to serve: resolved from the plan that this process was told of, once, when a compiler is imported."""
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from planfreeze.cache.store import Store
+from planfreeze.plans import FrozenPlan
+from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
+
+__all__ = ["ServedPlan", "Server", "load_plan", "note_served", "pin_plan", "read_served"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlan:
+    """A frozen plan with all of its programs, proven by their digests.
+
+    Parameters
+    ----------
+    log : Path, optional
+        File to which every program that is served is added.
+    """
+
+    plan: FrozenPlan
+    programs: tuple[ResolvedProgram, ...]
+    log: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """How one compiler's runtime is made to take programs from a plan.
+
+    Parameters
+    ----------
+    modules : tuple of str
+        Modules of the compiler that it waits for.
+    install : callable
+        ``install(module, served)`` puts hooks into one of them; ``served()`` gives the plan.
+    """
+
+    modules: tuple[str, ...]
+    install: Callable[[ModuleType, Callable[[], ServedPlan]], None]
+
+
+@functools.cache
+def load_plan(reference: str, store: Path, is_trusted: bool, log: Path | None) -> ServedPlan:
+    """Read, hash and check every program of a plan.
+
+    Raises
+    ------
+    PlanMissing, StoreMissing, UntrustedStore, DamagedPlan, MissingPrograms, DamagedPrograms
+        The plan or one of its programs is not there, or not what was built.
+    """
+    opened = Store.open(store, is_trusted=is_trusted)
+    plan = find_plan(opened, PlanReference.parse(reference))
+    return ServedPlan(plan=plan, programs=resolve_plan(plan, opened).check(), log=log)
+
+
+def pin_plan(reference: str, store: Path, *, is_trusted: bool = False) -> str:
+    """Return a plan by name and root digest, once all of its programs are proven to be there.
+
+    Processes that are told of it serve the same plan, wherever its name moves meanwhile.
+
+    Raises
+    ------
+    PlanMissing, StoreMissing, UntrustedStore, DamagedPlan, MissingPrograms, DamagedPrograms
+        As :func:`load_plan`.
+    """
+    plan = load_plan(reference, store, is_trusted, None).plan
+    return f"{plan.name}@sha256:{plan.root}"
+
+
+def note_served(served: ServedPlan, program: ResolvedProgram) -> None:
+    """Add a program to the log of the run in one write, so that lines of several processes do not mix."""
+    if served.log is None:
+        return
+    line = json.dumps({"pid": os.getpid(), "payload": program.payload.digest}).encode() + b"\n"
+    log = os.open(served.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(log, line)
+    finally:
+        os.close(log)
+
+
+def read_served(log: Path) -> frozenset[str]:
+    """Return the payload digests of the programs that a run was served; a log that does not exist has none."""
+    try:
+        lines = log.read_bytes().splitlines()
+    except FileNotFoundError:
+        return frozenset()
+    found = set()
+    for line in lines:
+        try:
+            found.add(str(json.loads(line)["payload"]))
+        except ValueError:  # the last line of a process that was killed
+            continue
+    return frozenset(found)

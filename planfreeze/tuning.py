@@ -1,0 +1,76 @@
+"""Choices of Triton's autotuner as values: what it chose among, for which tuning key, and what."""
+
+import hashlib
+import sys
+from typing import Any
+
+import msgpack
+
+from planfreeze.constants import freeze_constant, module_name
+from planfreeze.payload import Field
+from planfreeze.plans import Choice
+
+__all__ = ["find_config", "find_hook", "freeze_choice", "tuner_name", "tuning_space"]
+
+
+def tuner_name(tuner: Any) -> str:
+    """Return the tuned function as "module:qualified name", as it will be known when its module is imported."""
+    function = tuner.base_fn
+    module = sys.modules.get(function.__module__)
+    name = function.__module__ if module is None else module_name(module)
+    return f"{name}:{function.__qualname__}"
+
+
+def tuning_space(tuner: Any) -> str:
+    """Return a digest of the configurations and of the names that make the tuning key.
+
+    Raises
+    ------
+    UnnameableConstant
+        A configuration holds something that has no name.
+    """
+    described = [list(map(str, tuner.keys)), [freeze_config(config) for config in tuner.configs]]
+    return hashlib.sha256(msgpack.packb(described)).hexdigest()
+
+
+def freeze_config(config: Any) -> tuple[tuple[str, Field], ...]:
+    """Return a configuration's constants and options, sorted by name."""
+    return tuple((name, freeze_constant(name, value)) for name, value in sorted(config.all_kwargs().items()))
+
+
+def freeze_choice(tuner: Any, key: tuple[Any, ...], config: Any) -> Choice:
+    """Return what a tuner chose as a value.
+
+    Raises
+    ------
+    UnnameableConstant
+        The tuning key or a configuration holds something that has no name.
+    """
+    return Choice(
+        kernel=tuner_name(tuner),
+        space=tuning_space(tuner),
+        key=tuple(freeze_constant("tuning key", part) for part in key),
+        config=freeze_config(config),
+    )
+
+
+def find_config(tuner: Any, choice: Choice) -> Any:
+    """Return the tuner's own configuration that a choice stands for, or None."""
+    return next((config for config in tuner.configs if freeze_config(config) == choice.config), None)
+
+
+def find_hook(tuner: Any) -> str | None:
+    """Return what a tuner does besides choosing, or None.
+
+    The first call of such a kernel does more than later ones: it clears or restores tensors around the trial runs.
+    A choice that is served makes no trial runs, so that the first call would leave other values behind.
+    """
+    if tuner.reset_to_zero:
+        return f"reset_to_zero={tuner.reset_to_zero}"
+    if tuner.restore_value:
+        return f"restore_value={tuner.restore_value}"
+    if getattr(tuner, "user_defined_pre_hook", False) or getattr(tuner, "user_defined_post_hook", False):
+        return "a hook of its own around every trial run"
+    if any(config.pre_hook is not None for config in tuner.configs):
+        return "a pre_hook of a configuration"
+    return None
