@@ -24,7 +24,11 @@ def print_proof(proven: Mapping[str, str]) -> None:
 
 
 def print_attempts(run: Run) -> None:
-    """Print on standard error what a run tried to compile."""
+    """Print on standard error what a run was served, and what it tried to compile."""
+    if run.programs:
+        unused = [name for name, is_used in run.programs.items() if not is_used]
+        sys.stderr.write(f"planfreeze: {len(run.programs) - len(unused)} of {len(run.programs)} programs were served\n")
+        sys.stderr.writelines(f"planfreeze: planned and not used: {name}\n" for name in unused)
     if not run.attempts:
         sys.stderr.write("planfreeze: no compiler was reached\n")
         return
@@ -56,6 +60,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "status": run.status,
         "command_status": run.command_status,
         "guard": dict(run.guard),
+        "programs": dict(run.programs),
         "attempts": [
             {
                 "road": found.attempt.road,

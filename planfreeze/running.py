@@ -7,13 +7,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
 
 from planfreeze.commands import execute, find_program
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
 from planfreeze.questions import prove_start
+from planfreeze.serving import Service, read_served, serving_environment
 
 __all__ = ["RUN_MODES", "CountedAttempt", "Run", "count_attempts", "make_environment", "run_guarded"]
 
@@ -46,12 +47,15 @@ class Run:
         What tried to compile, in the order of the first time.
     command_status : int
         The command's own status; 128 + N when signal N ended it.
+    programs : mapping
+        For each program of the plan it was served from, by name, whether it was used.
     """
 
     command: tuple[str, ...]
     guard: Mapping[str, str]
     attempts: tuple[CountedAttempt, ...]
     command_status: int
+    programs: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
@@ -64,8 +68,21 @@ def make_environment(mode: Mode, log: Path | None) -> dict[str, str]:
     return child_environment(os.environ, mode, log)
 
 
+def make_served(environ: dict[str, str], service: Service | None, log: Path) -> dict[str, str]:
+    """Return an environment in which processes are served as well, where a plan is given."""
+    if service is None:
+        return environ
+    return serving_environment(
+        environ, store=service.store, plan=service.reference, is_trusted=service.is_trusted, log=log
+    )
+
+
 def run_guarded(
-    command: Sequence[str], *, mode: Mode, on_proof: Callable[[Mapping[str, str]], None] = lambda proven: None
+    command: Sequence[str],
+    *,
+    mode: Mode,
+    on_proof: Callable[[Mapping[str, str]], None] = lambda proven: None,
+    service: Service | None = None,
 ) -> Run:
     """Prove the guard awake in the command's environment, run the command in it, and gather its attempts.
 
@@ -77,6 +94,8 @@ def run_guarded(
         What an attempt does: "raise", "warn" or "count".
     on_proof : callable
         Called with the proven roads before the command starts.
+    service : Service, optional
+        Plan that compilers' own runtimes are served from in the command's processes.
 
     Raises
     ------
@@ -89,13 +108,15 @@ def run_guarded(
     """
     program = find_program(command[0])
     with tempfile.TemporaryDirectory(prefix="planfreeze-run-") as folder:
-        log = Path(folder, "attempts")
-        environment = make_environment(mode, log)
+        log, served = Path(folder, "attempts"), Path(folder, "served")
+        environment = make_served(make_environment(mode, log), service, served)
         proven = prove_start(environment, python_of(program, command[1:]))
         on_proof(proven)
         status = execute(program, command, environment)
         attempts = count_attempts(read_log(log))
-    return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status)
+        used = read_served(served)
+    programs = {} if service is None else {name: digest in used for digest, name in service.programs.items()}
+    return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status, programs=programs)
 
 
 def count_attempts(logged: Iterable[LoggedAttempt]) -> tuple[CountedAttempt, ...]:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planfreeze.cli.options import StoreOption, TrustOption, open_store
 from planfreeze.cli.output import exit_codes
 from planfreeze.errors import OutputUnwritable, PlanfreezeError
 
 if TYPE_CHECKING:
     from planfreeze.running import Run
+    from planfreeze.serving import Service
 
 __all__ = ["run_command"]
 
@@ -21,6 +23,11 @@ def run_command(
     mode: Annotated[str, typer.Option("--mode", help="What an attempt to compile does: raise, warn, count.")] = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     report: Annotated[Path | None, typer.Option("--report", help="Write a JSON object to this file.")] = None,
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="Frozen plan that compilers' own runtimes are served from.")
+    ] = None,
+    store: StoreOption = None,
+    trust_store: TrustOption = False,
 ) -> None:
     """Run any command under the guard.
 
@@ -34,9 +41,18 @@ def run_command(
             raise typer.BadParameter(f"{mode!r} is none of {', '.join(RUN_MODES)}", param_hint="--mode")
         if report is not None:
             write_report(report, None)  # an unwritable place is told now, not after hours
-        run = run_guarded(command, mode=RUN_MODES[mode], on_proof=print_proof)
+        service = None if plan is None else find_service(plan, store, is_trusted=trust_store)
+        run = run_guarded(command, mode=RUN_MODES[mode], on_proof=print_proof, service=service)
         show_run(run, report, as_json=as_json)
         raise typer.Exit(run.status)
+
+
+def find_service(plan: str, store: Path | None, *, is_trusted: bool) -> "Service":
+    """Return the plan to serve from, which is proven whole first."""
+    from planfreeze.serving import open_service
+
+    opened = open_store(store, writable=False, is_trusted=is_trusted)
+    return open_service(plan, opened.path, is_trusted=opened.is_trusted)
 
 
 def show_run(run: "Run", report: Path | None, *, as_json: bool) -> None:

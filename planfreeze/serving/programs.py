@@ -3,7 +3,7 @@
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +12,7 @@ from planfreeze.cache.store import Store
 from planfreeze.plans import FrozenPlan
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
 
-__all__ = ["ServedPlan", "Server", "load_plan", "note_served", "pin_plan", "read_served"]
+__all__ = ["ServedPlan", "Server", "Service", "load_plan", "note_served", "open_service", "read_served"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +60,43 @@ def load_plan(reference: str, store: Path, is_trusted: bool, log: Path | None) -
     return ServedPlan(plan=plan, programs=resolve_plan(plan, opened).check(), log=log)
 
 
-def pin_plan(reference: str, store: Path, *, is_trusted: bool = False) -> str:
-    """Return a plan by name and root digest, once all of its programs are proven to be there.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A whole plan that a command can be served from.
 
-    Processes that are told of it serve the same plan, wherever its name moves meanwhile.
+    Parameters
+    ----------
+    reference : str
+        The plan by name and root digest: all processes serve the same one, wherever its name moves meanwhile.
+    store : Path
+        Where it is.
+    is_trusted : bool
+        Take the plan from this store whoever owns it.
+    programs : mapping
+        Name of each program by its payload's digest.
+    """
+
+    reference: str
+    store: Path
+    is_trusted: bool
+    programs: Mapping[str, str]
+
+
+def open_service(reference: str, store: Path, *, is_trusted: bool = False) -> Service:
+    """Return a plan to serve from, once all of its programs are proven to be there.
 
     Raises
     ------
     PlanMissing, StoreMissing, UntrustedStore, DamagedPlan, MissingPrograms, DamagedPrograms
         As :func:`load_plan`.
     """
-    plan = load_plan(reference, store, is_trusted, None).plan
-    return f"{plan.name}@sha256:{plan.root}"
+    served = load_plan(reference, store, is_trusted, None)
+    return Service(
+        reference=f"{served.plan.name}@sha256:{served.plan.root}",
+        store=store,
+        is_trusted=is_trusted,
+        programs={program.payload.digest: program.name for program in served.programs},
+    )
 
 
 def note_served(served: ServedPlan, program: ResolvedProgram) -> None:

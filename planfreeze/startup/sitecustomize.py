@@ -10,19 +10,21 @@ import sys
 if __name__ == "sitecustomize":
     here = __file__.rsplit("/", 1)[0]
     sys.path[:] = [entry for entry in sys.path if entry != here]
-    start = None
+    is_here = False
     if sys.version_info >= (3, 11):  # noqa: UP036 - not always an interpreter that planfreeze is installed for
         # Last: where planfreeze is not installed, the parent's serves. A guard needs the standard library alone.
         sys.path.append(here.rsplit("/", 2)[0])
         try:
-            from planfreeze.inheritance import start_inherited as start
+            from planfreeze.inheritance import start_inherited
+
+            is_here = True
         except ImportError:
-            start = None
+            is_here = False
         finally:
             sys.path.pop()
     try:
-        if start is not None:
-            start()
+        if is_here:
+            start_inherited()
     except Exception as error:  # noqa: BLE001 - whatever it is: going on as if it were done would prove nothing
         sys.exit(str(error))
     del sys.modules["sitecustomize"]

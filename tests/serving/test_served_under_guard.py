@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from planfreeze.serving import pin_plan, serving_environment
+from planfreeze.serving import open_service, serving_environment
 
 pytest.importorskip("planfreeze.guard.claims")  # the guard that tells a served compile from one that lowers
 from planfreeze.guard import child_environment, read_log
@@ -19,7 +19,7 @@ def guard(tmp_path):
         log = tmp_path / "attempts"
         log.unlink(missing_ok=True)
         environment = child_environment(project.environment(**variables), mode, log)
-        pinned = pin_plan(plan, project.store)
+        pinned = open_service(plan, project.store).reference
         environment = serving_environment(environment, store=project.store, plan=pinned)
         command = [project.python, script]
         done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=300)
