@@ -18,7 +18,7 @@ FOLDERS = {
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
     ("errors", "settings"),
-    ("cache", "elf", "sources", "toolchain"),
+    ("cache", "elf", "hooks", "host_objects", "sources", "toolchain"),
     ("target", "payload", "family", "constants"),
     ("recorded",),
     ("key", "record", "inspection"),
@@ -43,6 +43,7 @@ ENVIRONMENT_READERS = {
     "planfreeze.replays",  # makes the environment of the process that proves the guard
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
+    "planfreeze.compilers.recorded_cute",  # the same
 }
 MAX_LINES, MAX_KERNEL_LINES = 300, 500
 

@@ -56,6 +56,10 @@ from planfreeze.errors.guarding import (
     UnknownRoad,
     UnwatchableRoad,
 )
+from planfreeze.errors.host_objects import (
+    HostObjectUnusable,
+    InvalidHostObject,
+)
 from planfreeze.errors.models import (
     InvalidGeometry,
     InvalidModel,
@@ -152,6 +156,7 @@ __all__ = [
     "ExpertsDiffer",
     "ExtraMissing",
     "GuardAsleep",
+    "HostObjectUnusable",
     "IncompleteRecording",
     "InvalidArgument",
     "InvalidCapacity",
@@ -159,6 +164,7 @@ __all__ = [
     "InvalidEntryName",
     "InvalidExperts",
     "InvalidGeometry",
+    "InvalidHostObject",
     "InvalidInlineLimit",
     "InvalidLayout",
     "InvalidModel",
