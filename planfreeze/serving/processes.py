@@ -6,12 +6,13 @@ from pathlib import Path
 from types import ModuleType
 
 from planfreeze.guard.imports import ImportWatcher
+from planfreeze.serving.cute import server as cute_server
 from planfreeze.serving.programs import Server, load_plan
 from planfreeze.serving.triton import server as triton_server
 
 __all__ = ["serve_process"]
 
-SERVERS: tuple[Server, ...] = (triton_server,)
+SERVERS: tuple[Server, ...] = (triton_server, cute_server)
 
 
 def serve_process(plan: str, store: Path, *, is_trusted: bool, log: Path | None) -> None:
