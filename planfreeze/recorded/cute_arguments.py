@@ -16,16 +16,18 @@ from planfreeze.recorded.values import freeze_value, is_numeric, thaw_value
 
 __all__ = ["describe_argument", "is_constant", "make_argument", "spell_argument", "traced_types"]
 
-CONSTANT, SCALAR, STREAM, POINTER, TENSOR, TUPLE, LIST = (
+CONSTANT, SCALAR, NUMBER, STREAM, POINTER, TENSOR, TUPLE, LIST = (
     "constant",
     "scalar",
+    "number",
     "stream",
     "pointer",
     "tensor",
     "tuple",
     "list",
 )
-PYTHON_SCALARS = {bool: "Boolean", int: "Int32", float: "Float32"}
+# Numbers of Python that a function takes when it runs; the DSL gives them its own types.
+NUMBERS: dict[str, bool | int | float] = {"bool": False, "int": 0, "float": 0.0}
 STREAM_TYPES = frozenset({"_FakeStream", "CUstream", "cudaStream_t"})
 LAYOUT_ENTRY = re.compile(r"\?(?:\{(?P<wide>i64)? ?(?:div=(?P<divisor>[0-9]+))?\})?|[0-9]+")
 
@@ -62,8 +64,8 @@ def describe_value(name: str, value: Any) -> Field:
     kind = type(value)  # not __class__: tensors of the run-time claim another one
     if is_numeric(kind):
         return (SCALAR, kind.__name__)
-    if kind in PYTHON_SCALARS:
-        return (SCALAR, PYTHON_SCALARS[kind])
+    if kind in (bool, int, float):
+        return (NUMBER, kind.__name__)
     if kind in (tuple, list):
         items = (describe_value(f"{name}[{i}]", item) for i, item in enumerate(value))
         return (TUPLE if kind is tuple else LIST, *items)
@@ -129,6 +131,8 @@ def make_argument(field: Any) -> Any:
             return thaw_value(value)
         case ("scalar", kind):
             return getattr(typing, kind)(0)
+        case ("number", kind):
+            return NUMBERS[kind]
         case ("stream",):
             return runtime.make_fake_stream()
         case ("pointer", element, space, alignment):
@@ -188,7 +192,7 @@ def spell_argument(field: Any) -> str:
     match field:
         case ("constant", value):
             return spell_value(value)
-        case ("scalar", kind):
+        case ("scalar" | "number", kind):
             return str(kind)
         case ("pointer", element, space, alignment):
             return f"pointer to {element} {space} align {alignment}"

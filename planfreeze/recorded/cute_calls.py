@@ -142,6 +142,10 @@ def describe_call(call: BoundCall, compile_options: Any) -> CuteFunctionPayload:
         )
     except UnnameableConstant as error:
         raise Unrecordable(name_of(call.body), f"{error.name} = {error.value}: {error.reason}") from error
+    except Unrecordable:
+        raise
+    except Exception as error:  # a stranger's object may raise anything when it is looked at
+        raise Unrecordable(name_of(call.body), f"looking at its arguments raised {error!r}") from error
 
 
 def describe_parameter(name: str, index: int, value: Any, annotation: Any) -> Field:

@@ -1,5 +1,6 @@
 """Recorded CuTe DSL functions: all that the DSL traced and compiled one from, and nothing of a launch."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,8 +14,8 @@ from planfreeze.target import Target
 
 __all__ = ["CuteFunctionPayload", "captured_values", "cute_function", "function_modules", "spell_parameter"]
 
-# The fingerprint of the toolchain stands for the text of these.
-TOOLCHAIN_PACKAGES = frozenset({"builtins", "cuda", "cutlass", "typing"})
+# Not text of the program: the fingerprint of the toolchain stands for the first two, the interpreter for the others.
+TOOLCHAIN_PACKAGES = frozenset({"cuda", "cutlass"}) | sys.stdlib_module_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,8 +1,11 @@
 """Values of a recorded call as payload fields: constants, and the containers, instances and closures that hold them."""
 
+import functools
 import inspect
+import struct
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
 from importlib import import_module
 from types import CellType, CodeType, FunctionType, ModuleType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -39,7 +42,10 @@ LIST, DICT, INSTANCE, NAMED_TUPLE, NUMBER, ALIAS, CLOSURE = (
     "\0alias",
     "\0closure",
 )
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement, not by C code
+# Their objects are more than their attributes.
+FOREIGN_PACKAGES = frozenset({"numpy", "torch", "triton", "typing"})
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is no static one of C code
+POINTER_BYTES = struct.calcsize("P")
 NUMERIC = "cutlass.base_dsl.typing"
 
 
@@ -207,10 +213,19 @@ def find_code(name: str, module: ModuleType, qualname: str) -> CodeType:
         text = inspect.getsource(module)
     except (OSError, TypeError) as error:
         raise UnnameableConstant(name, qualname, f"{module.__name__} has no text") from error
-    found = [code for code in inner_codes(compile(text, str(module.__file__), "exec")) if code.co_qualname == qualname]
+    found = codes_by_name(text, str(module.__file__)).get(qualname, [])
     if len(found) != 1:
         raise UnnameableConstant(name, qualname, f"{module.__name__} has {len(found)} functions of this name")
     return found[0]
+
+
+@functools.lru_cache(maxsize=64)
+def codes_by_name(text: str, path: str) -> dict[str, list[CodeType]]:
+    """Return the code of every function and class of a module's text, by qualified name."""
+    named: dict[str, list[CodeType]] = {}
+    for code in inner_codes(compile(text, path, "exec")):
+        named.setdefault(code.co_qualname, []).append(code)
+    return named
 
 
 def inner_codes(code: CodeType) -> Iterator[CodeType]:
@@ -236,23 +251,29 @@ def is_numeric(kind: type) -> bool:
 def is_plain_instance(value: Any) -> bool:
     """Tell whether a value is an object of classes in Python, made of nothing but its attributes."""
     kind = type(value)
-    bases = kind.__mro__[:-1]
-    return (
-        bool(bases)
-        and all(base.__flags__ & HEAP_TYPE for base in bases)
-        and not isinstance(value, type)
-        and kind.__module__.partition(".")[0] not in ("cutlass", "torch", "triton", "enum", "typing")
-        and not any(base.__module__ == "enum" for base in bases)
-    )
+    if isinstance(value, type | Enum) or kind.__module__.partition(".")[0] in FOREIGN_PACKAGES:
+        return False
+    if kind is object or not all(base.__flags__ & HEAP_TYPE for base in kind.__mro__[:-1]):
+        return False
+    # What an object of C code holds beside its attributes has its place in the object itself.
+    places = (kind.__dictoffset__ != 0) + (kind.__weakrefoffset__ != 0) + len(list(slots_of(kind)))
+    return kind.__itemsize__ == 0 and kind.__basicsize__ <= object.__basicsize__ + places * POINTER_BYTES
 
 
 def instance_attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object, in its dictionary and in slots."""
     yield from getattr(value, "__dict__", {}).items()
-    for base in type(value).__mro__:
-        for slot in getattr(base, "__slots__", ()):
-            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                yield slot, getattr(value, slot)
+    yield from ((slot, getattr(value, slot)) for slot in slots_of(type(value)) if hasattr(value, slot))
+
+
+def slots_of(kind: type) -> Iterator[str]:
+    """Yield the slots of a class and its bases, as attributes are called."""
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__"):
+                is_private = slot.startswith("__") and not slot.endswith("__")
+                yield f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
 
 
 def pairs(field: Any) -> list[tuple[str, Any]]:

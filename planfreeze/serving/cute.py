@@ -100,7 +100,7 @@ class CuteServer:
             call, payload = found
             program, asked = self.programs.get(payload.digest), payload
             if program is not None:
-                self.admit(program)
+                self.admit(program, call.body._dsl_object.envar.arch)
                 return give(program, call)
         try:
             return miss()
@@ -109,7 +109,7 @@ class CuteServer:
             explanation = explain_miss(asked, planned) if asked is not None else ""
             raise CompilationForbidden(error.attempt, f"{error.explanation} {explanation}".strip()) from None
 
-    def admit(self, program: ResolvedProgram) -> None:
+    def admit(self, program: ResolvedProgram, arch: str) -> None:
         """Check once that this process can run all that is planned, and note the first use of a program.
 
         Raises
@@ -121,7 +121,7 @@ class CuteServer:
             return
         with self.lock:
             if not self.is_checked:
-                check_host_objects(self.programs.values())
+                check_host_objects(self.programs.values(), arch)
                 self.is_checked = True
             note_served(self.served, program)
             self.noted.add(program.payload.digest)

@@ -21,14 +21,19 @@ __all__ = ["check_host_objects", "load_function", "run_function"]
 LINKER_SYMBOLS = frozenset({"_GLOBAL_OFFSET_TABLE_"})
 
 
-def check_host_objects(programs: Iterable[ResolvedProgram]) -> None:
-    """Check that this process can run programs, before the first one is asked for.
+def check_host_objects(programs: Iterable[ResolvedProgram], arch: str) -> None:
+    """Check that this process can run programs, before the first one runs.
+
+    Parameters
+    ----------
+    arch : str
+        The architecture that the DSL compiles for here: that of the device, unless it is told another.
 
     Raises
     ------
     HostObjectUnusable
-        One was built with another version of the DSL or for another host, does not hold its own cubin, or needs a
-        function that no runtime library here has; or a runtime library is missing.
+        One was built with another version of the DSL or for another architecture or host, does not hold its own
+        cubin, or needs a function that no runtime library here has; or a runtime library is missing.
     """
     import cutlass
 
@@ -41,6 +46,8 @@ def check_host_objects(programs: Iterable[ResolvedProgram]) -> None:
             )
         if host_object.machine != platform.machine():
             raise HostObjectUnusable(program.name, f"it is for {host_object.machine}, not {platform.machine()}")
+        if host_object.cubin is not None and program.record.arch != arch:
+            raise HostObjectUnusable(program.name, f"it is for {program.record.arch}, and the DSL is set to {arch}")
         if (host_object.cubin or data) != program.cubin:
             raise HostObjectUnusable(program.name, "its host object launches other kernels than its cubin holds")
         libraries = runtime_libraries(program.name)
