@@ -3,12 +3,12 @@
 A call is what ``cute.compile(function, ...)`` compiles or ``function(...)`` compiles and runs.
 """
 
-import copy
 import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from planfreeze.constants import find_object
@@ -45,6 +45,20 @@ SILENT_OPTIONS = frozenset(
         "RemarkOutput",
         "WarningsFilter",
     }
+)
+# What of its environment the DSL makes options of.
+ENVIRONMENT_FACTS = (
+    "arch",
+    "compiler_opt",
+    "debug",
+    "dump_dir",
+    "enable_assertions",
+    "enable_pyir",
+    "enable_tvm_ffi",
+    "keep_cubin",
+    "keep_ptx",
+    "keep_sass",
+    "lineinfo",
 )
 REFUSED_OPTIONS = {
     "DeviceTarget": "it makes a device function, which nothing launches",
@@ -138,7 +152,7 @@ def describe_call(call: BoundCall, compile_options: Any) -> CuteFunctionPayload:
                 (name, describe_parameter(name, index, value, annotation))
                 for index, (name, value, annotation) in enumerate(call.arguments)
             ),
-            options=describe_options(name_of(call.body), compile_options, dsl.envar),
+            options=describe_options(compile_options, dsl.envar),
         )
     except UnnameableConstant as error:
         raise Unrecordable(name_of(call.body), f"{error.name} = {error.value}: {error.reason}") from error
@@ -173,25 +187,36 @@ def check_call(call: BoundCall, payload: CuteFunctionPayload) -> None:
             raise Unrecordable(payload.function, f"{name} is {real} to the DSL, and {made} when made from {field}")
 
 
-def describe_options(name: str, compile_options: Any, environment: Any) -> tuple[Field, ...]:
+def describe_options(compile_options: Any, environment: Any) -> tuple[Field, ...]:
     """Return the compile options that differ from the DSL's defaults, those of its environment included."""
-    effective = copy.copy(compile_options)
-    effective.options = {kind: copy.copy(option) for kind, option in compile_options.options.items()}
-    effective._debug_selectors = set(compile_options._debug_selectors)
-    effective.apply_envar_settings(environment, "")
-    if effective._debug_selectors:
-        raise Unrecordable(name, "it is compiled with debug{...}")
-    stated = []
+    return effective_options(
+        tuple((kind, option.value) for kind, option in compile_options.options.items()),
+        frozenset(compile_options._debug_selectors),
+        tuple((name, getattr(environment, name)) for name in ENVIRONMENT_FACTS),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def effective_options(
+    stated: tuple[tuple[Any, Any], ...], debugged: frozenset[str], environment: tuple[tuple[str, Any], ...]
+) -> tuple[Field, ...]:
+    """Return the options that the DSL makes of stated ones and its environment, but for its defaults."""
+    settings = SimpleNamespace(**dict(environment))
+    effective = import_module("cutlass.base_dsl.compiler").CompileOptions()
+    for kind, value in stated:
+        effective.options[kind].value = value
+    effective.apply_envar_settings(settings, "")
+    if debugged | effective._debug_selectors:
+        raise UnnameableConstant("option debug", ", ".join(debugged | effective._debug_selectors), "it checks launches")
+    described = []
     for kind, option in effective.options.items():
-        option_name = kind.__name__
-        if option.value == kind._default or option_name in SILENT_OPTIONS:
+        name, value = kind.__name__, option.value
+        if value == kind._default or name in SILENT_OPTIONS or (name == "GPUArch" and value == settings.arch):
             continue
-        if option_name == "GPUArch" and option.value == environment.arch:
-            continue
-        if option_name in REFUSED_OPTIONS:
-            raise Unrecordable(name, f"option {option_name}={option.value}: {REFUSED_OPTIONS[option_name]}")
-        stated.append((option_name, freeze_value(option_name, option.value)))
-    return tuple(sorted(stated))
+        if name in REFUSED_OPTIONS:
+            raise UnnameableConstant(f"option {name}", str(value), REFUSED_OPTIONS[name])
+        described.append((name, freeze_value(f"option {name}", value)))
+    return tuple(sorted(described))
 
 
 def is_tracing() -> bool:

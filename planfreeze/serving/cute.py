@@ -190,12 +190,18 @@ def ask_call(body: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> 
     Unrecordable
         It is a call that cannot be planned.
     """
-    import cutlass.base_dsl.compiler as module
-
     if not initialize(body):
         return None
     call = bind_call(body, arguments, options)
-    return call, describe_call(call, module.CompileOptions())
+    return call, describe_call(call, default_options())
+
+
+@functools.cache
+def default_options() -> Any:
+    """Return the DSL's options of a direct call."""
+    import cutlass.base_dsl.compiler as module
+
+    return module.CompileOptions()
 
 
 def initialize(body: Any) -> bool:
