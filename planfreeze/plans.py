@@ -102,6 +102,12 @@ def build_arguments(name: str) -> tuple[str, ...] | None:
     return found and ("--model", found["model"], "--tp", found["tp"], "--arch", found["arch"])
 
 
+def recording_arguments(name: str) -> tuple[str, ...]:
+    """Return the build's arguments for a name that is no model's plan: that of a recording, or of nothing known."""
+    found = re.fullmatch(r"(?P<stem>.+)-(?P<arch>sm_[0-9]+a)", name)
+    return ("--plan", f"{found['stem']}.json", "--arch", found["arch"]) if found else ("--model", "MODEL", "--tp", "N")
+
+
 def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, source: str | None = None) -> Plan:
     """List every program a model can ask for, from geometry alone.
 

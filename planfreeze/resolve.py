@@ -22,7 +22,7 @@ from planfreeze.errors import (
 from planfreeze.family import Definition, load_family
 from planfreeze.inspection import inspect_cubin
 from planfreeze.payload import Payload
-from planfreeze.plans import FrozenPlan, PlanEntry, build_arguments
+from planfreeze.plans import FrozenPlan, PlanEntry, build_arguments, recording_arguments
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import check_sources
 from planfreeze.target import Target, target
@@ -155,7 +155,7 @@ def find_plan(store: Store, reference: PlanReference, *, command: str | None = N
         Its bytes are not what its root digest says, or no plan.
     """
     if command is None:
-        arguments = build_arguments(reference.name or "") or ("--model", "MODEL", "--tp", "N")
+        arguments = build_arguments(reference.name or "") or recording_arguments(reference.name or "")
         command = shlex.join(["planfreeze", "build", *arguments, "--store", str(store.path)])
     root = reference.root
     if root is None:

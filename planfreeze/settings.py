@@ -108,7 +108,6 @@ def read_inherited_settings(environ: Mapping[str, str] = os.environ) -> Inherite
 
 # Variables by which Triton and its backend make other code; each is part of what a recorded program was made of.
 CODE_GENERATION = (
-    "NVPTX_ENABLE_DUMP",
     "PTXAS_OPTIONS",
     "TRITON_DEBUG",
     "TRITON_DEFAULT_FP_FUSION",

@@ -18,7 +18,7 @@ import msgpack
 
 from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
 
-__all__ = ["Sources", "check_sources", "hash_source", "load_exactly", "read_sources"]
+__all__ = ["Sources", "check_sources", "find_source", "hash_source", "load_exactly", "read_sources"]
 
 # The kernels that ship with planfreeze are their own scope: the rest of planfreeze makes no code.
 KERNELS_SCOPE = "planfreeze.kernels"

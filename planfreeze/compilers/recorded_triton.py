@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -35,6 +36,7 @@ __all__ = ["compile_program"]
 TRITON_FOLDER = str(Path(triton.__file__).parent)
 # Stands for the folder of Triton in what is stored.
 PLACEHOLDER = "$TRITON"
+DRIVER_CALL = r"\bcu[A-Z]\w*"
 
 
 def compile_program(source: RecordedSource, target: Target) -> CompiledProgram:
@@ -197,7 +199,11 @@ def capture(make: Callable[[], object]) -> HostModule | None:
 
 @functools.cache
 def build_module(module: HostModule) -> bytes | str:
-    """Build a C module against a driver library that holds nothing; return its bytes, or why there are none."""
+    """Build a C module against an empty driver library; return its bytes, or why there are none.
+
+    The library has the functions that the text names: linkers leave out one that resolves nothing, and the module
+    would be loaded without the true one.
+    """
     compiler = shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "there is no C compiler"
@@ -207,10 +213,14 @@ def build_module(module: HostModule) -> bytes | str:
         library = Path(folder, "libcuda.so.1")
         text = Path(folder, f"{module.name}.c")
         text.write_text(module.text)
-        empty = [compiler, "-shared", "-Wl,-soname,libcuda.so.1", "-o", str(library), "-x", "c", "/dev/null"]
+        empty = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), "-x", "c", "-"]
+        functions = "".join(f"void {name}(void) {{}}\n" for name in sorted(set(re.findall(DRIVER_CALL, module.text))))
         try:
-            subprocess.run(empty, check=True)
-            made = _build(module.name, str(text), folder, [folder], list(module.includes), list(module.libraries), [])
+            subprocess.run(empty, check=True, input=functions.encode())
+            # The text names its own file in messages; the same text must give the same bytes wherever it is.
+            flags = [f"-fmacro-prefix-map={folder}/="]
+            lists = ([folder], list(module.includes), list(module.libraries), flags)
+            made = _build(module.name, str(text), folder, *lists)
         except subprocess.CalledProcessError as error:
             return f"{compiler} ended with status {error.returncode}"
         return Path(made).read_bytes()

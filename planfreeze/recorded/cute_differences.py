@@ -1,26 +1,12 @@
 """Differences between calls of CuTe DSL functions, in words: what is planned, and what was asked for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from planfreeze.errors import Unrecordable
 from planfreeze.recorded.cute_function import CuteFunctionPayload, captured_values, spell_parameter
 from planfreeze.recorded.spelling import spell_value
 from planfreeze.recorded.values import INSTANCE, pairs
 
-__all__ = ["explain_miss", "list_differences"]
-
-REMEDY = "Run: planfreeze record -o RECORDING -- COMMAND and planfreeze build --plan RECORDING"
-
-
-def explain_miss(asked: CuteFunctionPayload | Unrecordable, planned: Sequence[CuteFunctionPayload]) -> str:
-    """Say why a call is not served: the nearest planned call of the function with the facts that differ."""
-    if isinstance(asked, Unrecordable):
-        return f"It cannot be planned: {asked.reason}. Run: the call before the guard is armed"
-    same = [payload for payload in planned if payload.function == asked.function]
-    if not same:
-        return f"The plan holds no program of {asked.function}. {REMEDY}"
-    differences = min((list_differences(payload, asked) for payload in same), key=len)
-    return f"The nearest planned call of {asked.function} differs in {'; '.join(differences)}. {REMEDY}"
+__all__ = ["list_differences"]
 
 
 def list_differences(planned: CuteFunctionPayload, asked: CuteFunctionPayload) -> tuple[str, ...]:

@@ -5,6 +5,6 @@
 ...     softmax[(rows,)](out, x, columns)
 """
 
-from planfreeze.recorders.processes import record_process, recording
+from planfreeze.recorders.processes import recording
 
-__all__ = ["record_process", "recording"]
+__all__ = ["recording"]

@@ -1,7 +1,8 @@
-"""Processes that are recorded: this one for a while, or one from its start to its end."""
+"""Processes that are recorded: this one for a while, or one from the import of its compiler to its end."""
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,9 @@ from planfreeze.recorders.cute import recorder as cute_recorder
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.recorders.triton import recorder as triton_recorder
 from planfreeze.recordings import Recording, merge_lines
+from planfreeze.settings import InheritedSettings
 
-__all__ = ["make_recording", "record_process", "recording"]
+__all__ = ["RECORDERS", "arrived", "make_recording", "recording"]
 
 RECORDERS: tuple[Recorder, ...] = (triton_recorder, cute_recorder)
 
@@ -55,8 +57,9 @@ def recording(path: str | Path) -> Iterator[Tally]:
     make_recording(lines).write(Path(path))
 
 
-def record_process(folder: Path) -> None:
-    """Record what this process launches until it ends, as lines of a file of its own in ``folder``.
+@functools.cache
+def process_tally(folder: Path) -> Tally:
+    """Return what this process is recorded by until it ends, as lines of a file of its own in a folder.
 
     Forked children write files of their own; one that ends without running its exit functions has said what it
     launched, but not how often.
@@ -71,9 +74,20 @@ def record_process(folder: Path) -> None:
             raise RecordingUnwritable(str(path), str(error)) from error
 
     tally = Tally(write)
-    watch_imports(tally)
     os.register_at_fork(after_in_child=tally.forget)
     atexit.register(tally.finish)
+    return tally
+
+
+def arrived(module: ModuleType, settings: InheritedSettings) -> None:
+    """Hook a module of a compiler that was just imported by a process that is recorded."""
+    assert settings.folder is not None
+    install_recorders(module, process_tally(settings.folder))
+
+
+def install_recorders(module: ModuleType, tally: Tally) -> list[Release]:
+    """Put the hooks of every recorder that waits for a module into it."""
+    return [recorder.install(module, tally) for recorder in RECORDERS if module.__name__ in recorder.modules]
 
 
 def make_recording(lines: Sequence[str]) -> Recording:
@@ -92,9 +106,7 @@ def watch_imports(tally: Tally) -> Release:
     def arrived(module: ModuleType) -> None:
         if id(module) not in seen:
             seen.add(id(module))
-            releases.extend(
-                recorder.install(module, tally) for recorder in RECORDERS if module.__name__ in recorder.modules
-            )
+            releases.extend(install_recorders(module, tally))
 
     names = frozenset(name for recorder in RECORDERS for name in recorder.modules)
     watcher = ImportWatcher(names, arrived, lambda: None)

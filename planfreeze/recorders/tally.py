@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import json
+import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -42,6 +44,7 @@ class Tally:
         self.programs: dict[Hashable, dict[str, Any]] = {}
         self.compiled: set[Hashable] = set()
         self.written: set[str] = set()
+        self.is_finished = False
 
     def count(self, identity: Hashable, describe: Callable[[Any, "Tally"], Payload], launched: object) -> None:
         """Count one launch.
@@ -53,7 +56,7 @@ class Tally:
         describe : callable
             ``describe(launched, tally)`` gives its payload; called at its first launch. An error is a refusal.
         """
-        if getattr(self.thread, "is_trying", False):
+        if self.is_finished or getattr(self.thread, "is_trying", False):
             return
         counter = self.counters.get(identity)
         if counter is None:
@@ -80,8 +83,8 @@ class Tally:
         self.note("choice", choice_json(choice))
 
     def refuse(self, kernel: str, reason: str) -> None:
-        """Note something used that cannot be recorded."""
-        self.note("refused", {"kernel": kernel, "reason": reason})
+        """Note something used that cannot be recorded; addresses would tell one run from the next."""
+        self.note("refused", {"kernel": kernel, "reason": re.sub(r" at 0x[0-9a-f]+", "", reason)})
 
     def note(self, kind: str, value: object, count: int = 0) -> None:
         """Write a line, once."""
@@ -107,8 +110,9 @@ class Tally:
                 if again > 0:
                     self.write(json.dumps(["program", program, again]))
             for number, _ in enumerate(self.compiled - self.counters.keys()):
-                self.write(json.dumps(["compiled", [id(self), number], 0]))
-            self.forget()
+                self.write(json.dumps(["compiled", [os.getpid(), number], 0]))
+            # Hooks that others hooked after these stay in place.
+            self.is_finished = True
 
     def forget(self) -> None:
         """Start anew: what a forked child inherits is its parent's to write."""

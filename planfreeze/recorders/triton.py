@@ -6,16 +6,18 @@ are none.
 
 import re
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from planfreeze.constants import constant_modules, freeze_constant, module_name, unwrap_kernel
-from planfreeze.errors import UnnameableConstant, Unrecordable
-from planfreeze.payload import Field, Payload
+from planfreeze.errors import SourceUnreadable, UnnameableConstant, Unrecordable
+from planfreeze.hooks import hook_method
+from planfreeze.payload import Field, Payload, freeze_lists
 from planfreeze.recorded.triton_kernel import TritonKernelPayload
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.settings import read_code_generation
+from planfreeze.sources import find_source
 from planfreeze.target import ARCHS
 from planfreeze.tuning import find_hook, freeze_choice, tuner_name
 
@@ -39,19 +41,6 @@ def install(module: ModuleType, tally: Tally) -> Release:
     def release() -> None:
         for undo in releases:
             undo()
-
-    return release
-
-
-def hook_method(owner: type, name: str, surround: Callable[[Any], Any]) -> Release:
-    """Put something around a method; taken off only where nobody else came after."""
-    original = vars(owner)[name]
-    made = surround(original)
-    setattr(owner, name, made)
-
-    def release() -> None:
-        if vars(owner)[name] is made:
-            setattr(owner, name, original)
 
     return release
 
@@ -92,7 +81,7 @@ def try_configuration(original: Any, tally: Tally) -> Any:
 
 def note_choices(original: Any, tally: Tally) -> Any:
     def run(tuner: Any, *arguments: Any, **options: Any) -> Any:
-        if len(tuner.configs) > 1 and type(tuner.cache) is dict:
+        if len(tuner.configs) > 1 and getattr(tuner.cache, "tally", None) is not tally:
             tuner.cache = NotedChoices(tuner, tally)
         return original(tuner, *arguments, **options)
 
@@ -109,7 +98,7 @@ class NotedChoices(dict[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         config = super().__getitem__(key)
-        if key not in self.noted:
+        if key not in self.noted and not self.tally.is_finished:
             self.noted.add(key)
             note_choice(self.tuner, key, config, self.tally)
         return config
@@ -169,20 +158,30 @@ def name_kernel(function: Any) -> str:
     Raises
     ------
     Unrecordable
-        No module has it: it was made in a function, by ``exec``, or in an interactive session.
+        No module has it: it was made in a function, by ``exec``, or in an interactive session. Or another process
+        would import another module, or none.
     """
     stated = f"{function.fn.__module__}:{function.fn.__qualname__}"
     module = sys.modules.get(function.fn.__module__)
     if module is None or getattr(module, "__file__", None) is None:
         raise Unrecordable(stated, f"there is no file of a module {function.fn.__module__}")
-    qualname = function.fn.__qualname__
-    if unwrap_kernel(module, qualname) is function:
-        return f"{module_name(module)}:{qualname}"
-    others = (name for name in vars(module) if unwrap_kernel(module, name) is function)
-    found = next(others, None)
+    names = (function.fn.__qualname__, *vars(module))
+    found = next((name for name in names if unwrap_kernel(module, name) is function), None)
     if found is None:
         raise Unrecordable(stated, f"{module.__name__} has no such kernel under any name")
+    check_importable(stated, module)
     return f"{module_name(module)}:{found}"
+
+
+def check_importable(kernel: str, module: ModuleType) -> None:
+    """Refuse a module that another process would not import by its name from the same file."""
+    name, file = module_name(module), Path(module.__file__ or "").resolve()
+    try:
+        path = find_source(name)
+    except SourceUnreadable as error:
+        raise Unrecordable(kernel, f"its module {name} has no text") from error
+    if path is None or path.resolve() != file:
+        raise Unrecordable(kernel, f"another process that imports {name} gets {path or 'nothing'}, not {file.name}")
 
 
 def spell_path(function: Any, path: tuple[int, ...]) -> str:
@@ -231,7 +230,8 @@ def read_options(name: str, kernel: Any, backend: Any) -> Any:
     from triton.runtime.cache import get_cache_key
 
     fields = vars(backend.parse_options({}))
-    options = backend.parse_options({field: getattr(kernel.metadata, field) for field in fields})
+    # Metadata was through JSON, which has no tuples.
+    options = backend.parse_options({field: freeze_lists(getattr(kernel.metadata, field)) for field in fields})
     key = get_cache_key(kernel.src, backend, options, get_cache_invalidating_env_vars())
     if hashlib.sha256(key.encode()).hexdigest() != kernel.hash:
         raise Unrecordable(name, "it was compiled before the recording began, and nothing says with which options")

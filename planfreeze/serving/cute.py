@@ -16,11 +16,12 @@ from typing import Any
 from planfreeze.errors import CompilationForbidden, Unrecordable
 from planfreeze.hooks import hook_method
 from planfreeze.recorded.cute_calls import BoundCall, bind_call, describe_call, is_tracing
-from planfreeze.recorded.cute_differences import explain_miss
+from planfreeze.recorded.cute_differences import list_differences
 from planfreeze.recorded.cute_function import CuteFunctionPayload
 from planfreeze.recorded.values import unwrap
 from planfreeze.resolve import ResolvedProgram
 from planfreeze.serving.cute_objects import check_host_objects, load_function, run_function
+from planfreeze.serving.misses import ADVICE
 from planfreeze.serving.programs import ServedPlan, Server, note_served
 
 __all__ = ["CuteServer", "server"]
@@ -105,9 +106,21 @@ class CuteServer:
         try:
             return miss()
         except CompilationForbidden as error:
-            planned = [p.payload for p in self.programs.values() if isinstance(p.payload, CuteFunctionPayload)]
-            explanation = explain_miss(asked, planned) if asked is not None else ""
-            raise CompilationForbidden(error.attempt, f"{error.explanation} {explanation}".strip()) from None
+            raise CompilationForbidden(error.attempt, f"{error.explanation} {self.explain(asked)}".strip()) from error
+
+    def explain(self, asked: CuteFunctionPayload | Unrecordable | None) -> str:
+        """Say what the plan has instead: the nearest planned call of the function, with what differs."""
+        plan = self.served.plan.name
+        if asked is None:
+            return ""
+        if isinstance(asked, Unrecordable):
+            return f"No plan can hold it: {asked.reason}. Run: the call before the guard is armed"
+        payloads = [program.payload for program in self.programs.values()]
+        same = [p for p in payloads if isinstance(p, CuteFunctionPayload) and p.function == asked.function]
+        if not same:
+            return f"{plan} holds no program of {asked.function}. {ADVICE}"
+        differences = min((list_differences(payload, asked) for payload in same), key=len)
+        return f"{plan} holds {asked.function} otherwise; planned -> asked: {'; '.join(differences)}. {ADVICE}"
 
     def admit(self, program: ResolvedProgram, arch: str) -> None:
         """Check once that this process can run all that is planned, and note the first use of a program.
@@ -136,20 +149,20 @@ class CuteServer:
         run_function(function, program, call)
 
 
-@functools.cache
-def server_of(served: Callable[[], ServedPlan]) -> CuteServer:
-    """Return the server of a plan: one for all modules of the DSL."""
-    return CuteServer(served())
+# Hooks in two modules of the DSL share what the plan has for it.
+here: CuteServer | None = None
 
 
 def install(module: ModuleType, served: Callable[[], ServedPlan]) -> None:
     """Hook one of the DSL's modules."""
-    here = server_of(served)
+    global here
+    if here is None:
+        here = CuteServer(served())
     if module.__name__ == "cutlass.base_dsl.dsl":
         hook_method(module.BaseDSL, "jit_runner", here.surround_decorator)
         return
     # Not _compile: a guard puts its gate there, and what is served must not reach it.
-    hook_method(module.CompileCallable, "__call__", lambda original: here.surround_compile(module, original))
+    hook_method(module.CompileCallable, "__call__", functools.partial(here.surround_compile, module))
 
 
 def ask_compile(module: ModuleType, compiler: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Asked:

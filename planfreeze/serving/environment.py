@@ -10,6 +10,8 @@ __all__ = ["STARTUP_FOLDER", "recording_environment", "serving_environment"]
 
 STARTUP_FOLDER = str(Path(__file__).parent.parent.absolute() / "startup")
 SEARCH_PATH = "PYTHONPATH"
+# Switches that make a compiler compile although it has found the program.
+BYPASSES = ("TRITON_ALWAYS_COMPILE",)
 
 
 def serving_environment(
@@ -32,13 +34,15 @@ def serving_environment(
 
     Notes
     -----
-    Compilers are told to generate code as a build does. A variable set otherwise is replaced: their keys hold it.
+    Compilers are told to generate code as a build does: a variable set otherwise is replaced, since their keys hold
+    it. ``TRITON_ALWAYS_COMPILE`` is left out.
     """
     pinned = {name: value for variables in COMPILE_ENVIRONMENT.values() for name, value in variables.items()}
     served = {"PLANFREEZE_SERVE": plan, "PLANFREEZE_STORE": str(store.absolute())}
     trusted = {"PLANFREEZE_TRUST_STORE": "1"} if is_trusted else {}
     logged = {"PLANFREEZE_SERVE_LOG": str(log.absolute())} if log is not None else {}
-    return {**environ, **pinned, **served, **trusted, **logged, SEARCH_PATH: put_in_front(environ.get(SEARCH_PATH))}
+    kept = {name: value for name, value in environ.items() if name not in BYPASSES}
+    return {**kept, **pinned, **served, **trusted, **logged, SEARCH_PATH: put_in_front(environ.get(SEARCH_PATH))}
 
 
 def recording_environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:

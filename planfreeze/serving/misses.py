@@ -1,16 +1,66 @@
 """Misses: where a Triton program that a plan does not hold differs from the nearest one that it does."""
 
 import hashlib
+import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planfreeze.constants import freeze_constant, spell_constant
-from planfreeze.errors import UnnameableConstant
+from planfreeze.errors import CompilationForbidden, UnnameableConstant
+from planfreeze.guard.attempts import definition_of, user_location
 from planfreeze.recorded.triton_kernel import TritonKernelPayload, spell_parameters
+from planfreeze.tuning import tuner_name
 
-__all__ = ["describe_miss"]
+__all__ = ["ADVICE", "describe_miss", "explain_lowering", "explain_tuning", "told"]
 
 Facts = Mapping[str, str]
+ADVICE = "Run: planfreeze record -o FILE -- COMMAND, and planfreeze build --plan FILE"
+
+
+class Told(threading.local):
+    """What this thread was told of the program that Triton has just not found."""
+
+    message = ""
+
+
+told = Told()
+
+
+def explain_lowering(original: Any) -> Any:
+    """Surround the step that lowers a kernel: a refusal says what the plan has instead, and so does a warning."""
+
+    def make_ir(source: Any, *arguments: Any, **options: Any) -> Any:
+        message, told.message = told.message, ""
+        try:
+            return original(source, *arguments, **options)
+        except CompilationForbidden as error:
+            explained, message = f"{error.explanation} {message}".strip(), ""
+            raise CompilationForbidden(error.attempt, explained) from error
+        finally:
+            if message:
+                function = getattr(getattr(source, "fn", None), "fn", None)
+                filename, _, line = user_location(definition_of(function)).rpartition(":")
+                warnings.warn_explicit(message, RuntimeWarning, filename, int(line))
+
+    return make_ir
+
+
+def explain_tuning(original: Any, plan: str) -> Any:
+    """Surround the call of a tuned kernel: a refused trial says that the plan has no choice for this tuning key."""
+
+    def run(tuner: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return original(tuner, *arguments, **options)
+        except CompilationForbidden as error:
+            if error.attempt.road != "triton-autotune":
+                raise
+            keys = ", ".join(map(repr, tuner.cache)) or "none"
+            missing = f"{plan} holds no choice of {tuner_name(tuner)} for this tuning key; it has those for {keys}."
+            explained = f"{error.explanation} {missing} {ADVICE}".strip()
+            raise CompilationForbidden(error.attempt, explained) from error
+
+    return run
 
 
 def describe_miss(

@@ -1,28 +1,31 @@
-"""Processes that are served: hooks wait for a compiler to be imported, and cost nothing where none is."""
+"""Processes that are served: what happens when one imports a compiler."""
 
-import functools
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
-from planfreeze.guard.imports import ImportWatcher
 from planfreeze.serving.cute import server as cute_server
-from planfreeze.serving.programs import Server, load_plan
+from planfreeze.serving.programs import ServedPlan, Server, load_plan
 from planfreeze.serving.triton import server as triton_server
+from planfreeze.settings import InheritedSettings
 
-__all__ = ["serve_process"]
+__all__ = ["SERVERS", "arrived"]
 
 SERVERS: tuple[Server, ...] = (triton_server, cute_server)
 
 
-def serve_process(plan: str, store: Path, *, is_trusted: bool, log: Path | None) -> None:
-    """Serve this process from a plan from now on; the plan is read when a compiler is imported."""
-    served = functools.partial(load_plan, plan, store, is_trusted, log)
+def arrived(module: ModuleType, settings: InheritedSettings) -> None:
+    """Hook a module of a compiler that was just imported; the plan is read at the first one.
 
-    def arrived(module: ModuleType) -> None:
-        for server in SERVERS:
-            if module.__name__ in server.modules:
-                server.install(module, served)
-
-    names = frozenset(name for server in SERVERS for name in server.modules)
-    sys.meta_path.insert(0, ImportWatcher(names, arrived, lambda: None))
+    Raises
+    ------
+    PlanMissing, StoreMissing, UntrustedStore, DamagedPlan, MissingPrograms, DamagedPrograms, UnservablePlan
+        The plan or one of its programs is not there, or not for what is installed here.
+    """
+    assert settings.plan is not None
+    served: Callable[[], ServedPlan] = partial(
+        load_plan, settings.plan, settings.store, settings.is_store_trusted, settings.log
+    )
+    for server in SERVERS:
+        if module.__name__ in server.modules:
+            server.install(module, served)

@@ -12,7 +12,7 @@ from planfreeze.cache.store import Store
 from planfreeze.plans import FrozenPlan
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
 
-__all__ = ["ServedPlan", "Server", "load_plan", "note_served", "read_served"]
+__all__ = ["ServedPlan", "Server", "load_plan", "note_served", "pin_plan", "read_served"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,20 @@ def load_plan(reference: str, store: Path, is_trusted: bool, log: Path | None) -
     opened = Store.open(store, is_trusted=is_trusted)
     plan = find_plan(opened, PlanReference.parse(reference))
     return ServedPlan(plan=plan, programs=resolve_plan(plan, opened).check(), log=log)
+
+
+def pin_plan(reference: str, store: Path, *, is_trusted: bool = False) -> str:
+    """Return a plan by name and root digest, once all of its programs are proven to be there.
+
+    Processes that are told of it serve the same plan, wherever its name moves meanwhile.
+
+    Raises
+    ------
+    PlanMissing, StoreMissing, UntrustedStore, DamagedPlan, MissingPrograms, DamagedPrograms
+        As :func:`load_plan`.
+    """
+    plan = load_plan(reference, store, is_trusted, None).plan
+    return f"{plan.name}@sha256:{plan.root}"
 
 
 def note_served(served: ServedPlan, program: ResolvedProgram) -> None:

@@ -5,95 +5,30 @@ with its digest proven, to a folder of this process alone, since Triton reads fi
 way it would go without planfreeze, up to the guard; the folder then takes the place of Triton's cache.
 """
 
-import atexit
 import base64
 import hashlib
 import json
 import os
-import shutil
 import sys
 import sysconfig
-import tempfile
 import threading
-import warnings
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from planfreeze.constants import thaw_constant
-from planfreeze.errors import UnservablePlan
-from planfreeze.plans import Choice
+from planfreeze.errors import UnnameableConstant
+from planfreeze.hooks import hook_method
 from planfreeze.recorded.triton_kernel import TritonKernelPayload
-from planfreeze.resolve import ResolvedProgram
-from planfreeze.serving.misses import describe_miss
+from planfreeze.serving.misses import ADVICE, describe_miss, explain_lowering, explain_tuning, told
 from planfreeze.serving.programs import ServedPlan, Server, note_served
+from planfreeze.serving.shelf import TritonShelf, make_shelf, restore_paths
 from planfreeze.tuning import find_config, tuner_name, tuning_space
 
 __all__ = ["StoreCache", "server"]
 
 Served = Callable[[], ServedPlan]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TritonProgram:
-    """A resolved program with what Triton keeps of it."""
-
-    resolved: ResolvedProgram
-    file: str
-    metadata: Mapping[str, Any]
-    parts: Mapping[str, Any]
-
-
-@dataclass(slots=True, kw_only=True)
-class TritonShelf:
-    """What a plan has for Triton, and the folder of this process that Triton reads it from."""
-
-    served: ServedPlan
-    programs: dict[str, TritonProgram]
-    modules: dict[str, bytes]
-    choices: dict[str, list[Choice]]
-    folder: Path
-    owner: int
-
-
-def make_shelf(served: ServedPlan) -> TritonShelf:
-    """Sort out what a plan has for Triton.
-
-    Raises
-    ------
-    UnservablePlan
-        A program was stored without what Triton needs of it.
-    """
-    programs, modules, choices = {}, {}, defaultdict(list)
-    for resolved in served.programs:
-        companions = dict(resolved.companions)
-        if "triton.json" not in companions:
-            continue
-        try:
-            kept = json.loads(companions.pop("triton.json"))
-            programs[kept["key"]] = TritonProgram(
-                resolved=resolved, file=kept["file"], metadata=kept["metadata"], parts=kept["parts"]
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise UnservablePlan(served.plan.name, f"triton.json of {resolved.name}: {error!r}") from error
-        modules.update(companions)
-    for choice in served.plan.choices:
-        choices[choice.kernel].append(choice)
-    folder = Path(tempfile.mkdtemp(prefix="planfreeze-triton-"))
-    shelf = TritonShelf(
-        served=served, programs=programs, modules=modules, choices=choices, folder=folder, owner=os.getpid()
-    )
-    atexit.register(remove_folder, shelf)
-    return shelf
-
-
-def remove_folder(shelf: TritonShelf) -> None:
-    """Remove the folder in the process that made it; a forked child reads its parent's."""
-    if shelf.owner == os.getpid():
-        shutil.rmtree(shelf.folder, ignore_errors=True)
 
 
 # Triton makes its caches by class and key alone: the class has to find the shelf of this process.
@@ -123,9 +58,9 @@ class StoreCache:
         self.program = self.shelf.programs.get(decode_key(key))
         self.files = FileCacheManager.__new__(FileCacheManager)
         self.files.key = key
-        self.files.cache_dir = str(self.shelf.folder / key)
-        self.files.lock_path = str(self.shelf.folder / key / "lock")
-        Path(self.files.cache_dir).mkdir(exist_ok=True)
+        folder = self.shelf.folder / key
+        self.files.cache_dir, self.files.lock_path = str(folder), str(folder / "lock")
+        folder.mkdir(exist_ok=True)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return the files of a compiled kernel."""
@@ -170,21 +105,8 @@ def decode_key(key: str) -> str:
     return base64.b32decode(key + "=" * (-len(key) % 8)).hex()
 
 
-def restore_paths(value: Any) -> Any:
-    """Put the folder of the Triton that is installed here back into metadata."""
-    import triton
-
-    if isinstance(value, Mapping):
-        return {name: restore_paths(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [restore_paths(item) for item in value]
-    if isinstance(value, str) and value.startswith("$TRITON/"):
-        return str(Path(triton.__file__).parent) + value.removeprefix("$TRITON")
-    return value
-
-
 def explain_miss(shelf: TritonShelf, call: Mapping[str, Any]) -> None:
-    """Warn what the nearest program of the plan is to one that Triton does not find, and where they differ."""
+    """Keep what the nearest program of the plan is to one that Triton does not find, until it would be lowered."""
     if not {"src", "backend", "options", "env_vars"} <= call.keys():
         return  # not triton.compile: nothing is known of the program
     planned = [
@@ -193,19 +115,15 @@ def explain_miss(shelf: TritonShelf, call: Mapping[str, Any]) -> None:
         if isinstance(program.resolved.payload, TritonKernelPayload)
     ]
     message = describe_miss(planned, call["src"], call["backend"], call["options"], call["env_vars"])
-    warnings.warn(f"{shelf.served.plan.name} {message}", RuntimeWarning, stacklevel=3)
+    told.message = f"{shelf.served.plan.name} {message}. {ADVICE}"
 
 
 def install(module: ModuleType, served: Served) -> None:
     """Hook one of Triton's modules."""
     global shelf
     if shelf is None:
-        shelf = make_shelf(served())
-    {
-        "triton.knobs": hook_knobs,
-        "triton.backends.nvidia.compiler": hook_version,
-        "triton.runtime.autotuner": hook_autotuner,
-    }[module.__name__](module, shelf)
+        shelf = make_shelf(served(), sys.modules["triton"].__version__)
+    HOOKS[module.__name__](module, shelf)
 
 
 def hook_knobs(module: ModuleType, shelf: TritonShelf) -> None:
@@ -232,10 +150,11 @@ def build_unserved(module: ModuleType, served: Any, *call: Any) -> str:
     """Build a C module that the plan does not have, the way Triton does: past the guard, by a C compiler."""
     from triton.runtime.build import _build
 
+    language = {"language": "c++"} if call[1].endswith(".cpp") else {}  # Triton 3.6 builds C alone
     with building:
         module.build.impl = None
         try:
-            made: str = _build(*call, [])
+            made: str = _build(*call, [], **language)
         finally:
             module.build.impl = served
     return made
@@ -262,16 +181,34 @@ def hook_autotuner(module: ModuleType, shelf: TritonShelf) -> None:
 
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
         initialize(self, *arguments, **options)
-        recorded = shelf.choices.get(tuner_name(self), [])
-        space = tuning_space(self) if recorded else ""
-        for choice in recorded:
-            config = find_config(self, choice) if choice.space == space else None
-            if config is not None:
-                self.cache[tuple(thaw_constant(part) for part in choice.key)] = config
+        for choice in shelf.choices.get(tuner_name(self), []):
+            if choice.space == space_of(self):
+                self.cache[tuple(thaw_constant(part) for part in choice.key)] = find_config(self, choice)
 
     module.Autotuner.__init__ = __init__
+    # Around the call, not around a trial: a guard puts its gate in front of whatever makes a trial.
+    hook_method(module.Autotuner, "run", lambda original: explain_tuning(original, shelf.served.plan.name))
 
 
-server = Server(
-    modules=("triton.knobs", "triton.backends.nvidia.compiler", "triton.runtime.autotuner"), install=install
-)
+def space_of(tuner: Any) -> str:
+    """Return the digest of what a tuner chooses among; empty where it holds something that no recording can."""
+    try:
+        return tuning_space(tuner)
+    except UnnameableConstant:
+        return ""
+
+
+def hook_sources(module: ModuleType, shelf: TritonShelf) -> None:
+    """Explain what is lowered, or refused, because the plan does not have it."""
+    owner = getattr(module, "GluonASTSource", None) or module.ASTSource
+    hook_method(owner, "make_ir", lambda original: explain_lowering(original))
+
+
+HOOKS = {
+    "triton.knobs": hook_knobs,
+    "triton.backends.nvidia.compiler": hook_version,
+    "triton.runtime.autotuner": hook_autotuner,
+    "triton.compiler.compiler": hook_sources,
+    "triton.experimental.gluon._runtime": hook_sources,
+}
+server = Server(modules=tuple(HOOKS), install=install)
