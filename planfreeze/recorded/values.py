@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
 from importlib import import_module
-from types import CellType, CodeType, FunctionType, ModuleType, UnionType
+from types import CellType, CodeType, FunctionType, ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from planfreeze.constants import (
@@ -76,7 +76,8 @@ def freeze_value(name: str, value: Any, above: tuple[int, ...] = ()) -> Field:
         return (NUMBER, name_object(name, kind), freeze_constant(name, value.value))
     if get_origin(value) is not None:
         origin = Union if isinstance(value, UnionType) else get_origin(value)
-        arguments = (freeze_value(name, argument, inner) for argument in get_args(value))
+        stated = (None if argument is NoneType else argument for argument in get_args(value))
+        arguments = (freeze_value(name, argument, inner) for argument in stated)
         return (ALIAS, freeze_value(name, origin, inner), *arguments)
     if isinstance(unwrap(value), FunctionType):
         return freeze_function(name, value, inner)
