@@ -27,6 +27,7 @@ __all__ = [
     "field_modules",
     "freeze_function",
     "freeze_value",
+    "instance_attributes",
     "is_numeric",
     "pairs",
     "thaw_value",

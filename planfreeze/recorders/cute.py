@@ -16,6 +16,7 @@ from planfreeze.hooks import hook_method
 from planfreeze.payload import Payload
 from planfreeze.recorded.cute_calls import bind_call, check_call, describe_call, is_tracing, name_of
 from planfreeze.recorded.cute_function import CuteFunctionPayload, function_modules
+from planfreeze.recorders.cute_instances import TracedInstances
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.target import ARCHS
 
@@ -39,6 +40,7 @@ class Calls(threading.local):
 
 
 calls = Calls()
+traced = TracedInstances()
 # By the object in which the DSL keeps how a compiled function takes its arguments: its executors share it.
 compiled_calls: "WeakKeyDictionary[Any, Asked]" = WeakKeyDictionary()
 
@@ -55,7 +57,15 @@ def note_calls(original: Any, tally: Tally) -> Any:
     def note_call(dsl: Any, body: Any, *arguments: Any, **options: Any) -> Any:
         if is_tracing():
             return original(dsl, body, *arguments, **options)
-        asked = describe(dsl, body, arguments, options)
+        instance = arguments[0] if arguments and body.__code__.co_varnames[:1] == ("self",) else None
+        with traced.untraced(instance) as before:
+            asked = describe(dsl, body, arguments, options)
+        try:
+            return trace(dsl, body, asked, arguments, options)
+        finally:
+            traced.note(instance, before)
+
+    def trace(dsl: Any, body: Any, asked: Asked, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if not options.get("compile_only"):
             return run_at_once(asked, tally, lambda: original(dsl, body, *arguments, **options))
         compiled = original(dsl, body, *arguments, **options)

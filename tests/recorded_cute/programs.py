@@ -16,7 +16,9 @@ class Scale:
     def __init__(self, times, shape): self.times, self.shape = times, shape
     @cute.jit
     def __call__(self, n: cutlass.Int32):
-        self.seen = n  # tracing may change the instance
+        self.seen = n  # tracing may change the instance: a new attribute, and one that was there
+        self.times = self.times if isinstance(self.times, int) else 1
+        self.shape = Shape(*self.shape.extents, n)
         cute.printf("scale %d of %d", n * self.times, self.shape.extents[0])
     @cute.jit
     def method(self, n: cutlass.Int32):
@@ -61,7 +63,11 @@ def call_hosts():
     several(4, 5)
     pair((7, 1.5), None, cutlass.Float32)
     outer(10)
-    Scale(3, Shape(4, 8))(2)
+    scale = Scale(3, Shape(4, 8))
+    scale(2)
+    scale(3)
+    scale.times = 4
+    scale(2)
     Scale(3, Shape(5, 8))(2)
     Scale(2, Shape(1)).method(21)
     for _ in range(2):
