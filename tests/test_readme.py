@@ -81,4 +81,4 @@ def test_the_table_names_every_command() -> None:
     from planfreeze.cli import app
 
     named = set(re.findall(r"^\| `planfreeze (\w+)` \|", README, re.MULTILINE))
-    assert named == {command.name for command in app.registered_commands}
+    assert named == {command.name for command in (*app.registered_commands, *app.registered_groups)}

@@ -33,17 +33,24 @@ def explain_lowering(original: Any) -> Any:
     def make_ir(source: Any, *arguments: Any, **options: Any) -> Any:
         message, told.message = told.message, ""
         try:
-            return original(source, *arguments, **options)
+            made = original(source, *arguments, **options)
         except CompilationForbidden as error:
-            explained, message = f"{error.explanation} {message}".strip(), ""
-            raise CompilationForbidden(error.attempt, explained) from error
-        finally:
-            if message:
-                function = getattr(getattr(source, "fn", None), "fn", None)
-                filename, _, line = user_location(definition_of(function)).rpartition(":")
-                warnings.warn_explicit(message, RuntimeWarning, filename, int(line))
+            raise CompilationForbidden(error.attempt, f"{error.explanation} {message}".strip()) from error
+        except Exception:
+            warn(source, message)
+            raise
+        warn(source, message)
+        return made
 
     return make_ir
+
+
+def warn(source: Any, message: str) -> None:
+    """Warn, at the line of the user, of a program that was lowered because the plan does not have it."""
+    if message:
+        function = getattr(getattr(source, "fn", None), "fn", None)
+        filename, _, line = user_location(definition_of(function)).rpartition(":")
+        warnings.warn_explicit(message, RuntimeWarning, filename, int(line))
 
 
 def explain_tuning(original: Any, plan: str) -> Any:
