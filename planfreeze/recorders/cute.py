@@ -23,6 +23,10 @@ from planfreeze.target import ARCHS
 __all__ = ["recorder"]
 
 
+# The compiled functions whose runs are seen. Others are refused when they are compiled, called or not.
+COUNTED = "CudaDialectJitCompiledFunction"
+
+
 class Asked:
     """A call of the DSL: its payload, or why it has none."""
 
@@ -69,12 +73,11 @@ def note_calls(original: Any, tally: Tally) -> Any:
         if not options.get("compile_only"):
             return run_at_once(asked, tally, lambda: original(dsl, body, *arguments, **options))
         compiled = original(dsl, body, *arguments, **options)
-        execution = getattr(compiled, "execution_args", None)
-        if execution is None or (asked.refusal is not None and not hasattr(compiled, "run_compiled_program")):
-            tally.refuse(name_of(body), reason_of(asked.refusal) or f"it becomes a {type(compiled).__name__}")
-        else:
-            compiled_calls[execution] = asked
+        if type(compiled).__name__ == COUNTED:
+            compiled_calls[compiled.execution_args] = asked
             tally.compile(asked.identity)
+        else:
+            tally.refuse(name_of(body), reason_of(asked.refusal) or f"it becomes a {type(compiled).__name__}")
         return compiled
 
     return note_call

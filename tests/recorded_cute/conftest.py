@@ -22,16 +22,25 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "record_replay"
 ARCH = "sm_90a"
 
-# Arrays aligned as memory of a device is. The DSL asks the driver for the number of devices: one is enough.
+# Arrays at the same addresses in every process, aligned as memory of a device is. The DSL asks the driver for the
+# number of devices: one is enough.
 DEVICE = """
+import ctypes, mmap
 import numpy as np
 from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 CudaDialectJitCompiledFunction.num_devices = 1
+START, SIZE, FIXED = 0x200000000000, 1 << 26, 0x10
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED
+assert libc.mmap(START, SIZE, protection, flags, -1, 0) == START
+used = [0]
 def array(*shape, dtype=np.float32):
-    count = int(np.prod(shape))
-    raw = np.zeros(count + 64, dtype)
-    start = -raw.ctypes.data % 64 // raw.itemsize
-    return raw[start : start + count].reshape(shape)
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    data = (ctypes.c_char * count).from_address(START + used[0])
+    used[0] += -(-count // 256) * 256
+    return np.frombuffer(data, dtype).reshape(shape)
 """
 
 # Arms a guard before the DSL is imported and says at the end what it saw.

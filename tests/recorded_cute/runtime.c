@@ -32,22 +32,16 @@ int _cudaFuncSetAttribute(void *k, int a, int v) { (void)k; (void)a; (void)v; re
 int _cudaGetDevice(int *device) { *device = 0; return 0; }
 int _cudaDeviceGetAttribute(int *value, int a, int d) { (void)a; (void)d; *value = 232448; return 0; }
 int _cuKernelGetAttribute(int *value, int a, void *k, int d) { (void)a; (void)k; (void)d; *value = 0; return 0; }
-/* STUB_SIZES: the bytes of every parameter, such as "16,16,4"; STUB_ERROR: what a launch returns. */
+/* Every kernel's first parameter begins with an address; the second of fill_kernel is a float.
+   STUB_ERROR is what a launch returns. */
 int _cudaLaunchKernelEx(const struct launch *asked, const void *kernel, void **arguments) {
     FILE *file = log_file();
     if (file) {
         fprintf(file, "%s grid %u,%u,%u block %u,%u,%u shared %zu stream %p", (const char *)kernel, asked->grid[0],
                 asked->grid[1], asked->grid[2], asked->block[0], asked->block[1], asked->block[2],
                 asked->shared_bytes, asked->stream);
-        char sizes[256] = "";
-        if (getenv("STUB_SIZES")) strncpy(sizes, getenv("STUB_SIZES"), 255);
-        int index = 0;
-        for (char *text = strtok(sizes, ","); text; text = strtok(NULL, ",")) {
-            fprintf(file, " ");
-            for (int byte = 0; byte < atoi(text); byte++)
-                fprintf(file, "%02x", ((unsigned char *)arguments[index])[byte]);
-            index++;
-        }
+        fprintf(file, " at %p", *(void **)arguments[0]);
+        if (strstr((const char *)kernel, "fill_kernel")) fprintf(file, " value %g", *(float *)arguments[1]);
         fprintf(file, "\n");
         fclose(file);
     }

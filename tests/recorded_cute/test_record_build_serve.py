@@ -167,7 +167,7 @@ def test_a_compile_that_is_never_called_is_counted_and_left_out(workshop: Worksh
 
 def test_kernels_launch_as_the_dsl_launches_them(workshop: Workshop, runtime: Path) -> None:
     script = workshop.write("kernels.py", DEVICE, IMPORTS, KERNELS, "if __name__ == '__main__': call_kernels()\n")
-    stub = {"CUTE_DSL_LIBS": str(runtime), "STUB_SIZES": "16"}
+    stub = {"CUTE_DSL_LIBS": str(runtime)}
     recording = workshop.record(script, STUB_LOG=str(workshop.folder / "recorded.log"), **stub)
     assert launches(recording) == {"fill": 6, "fill_and_add": 1, "launch_if": 2}
     report = workshop.build("kernels", "--arch", ARCH, "--arch", "sm_120a")
@@ -175,11 +175,18 @@ def test_kernels_launch_as_the_dsl_launches_them(workshop: Workshop, runtime: Pa
     guarded = workshop.write("guarded.py", GUARD, RUN.format(script.name))
     environment = workshop.served_environment("kernels", STUB_LOG=str(workshop.folder / "served.log"), **stub)
     assert workshop.run(guarded, environment=environment) == "attempts 0\n"
-    recorded, served = (
-        [line.rpartition(" ")[0] for line in (workshop.folder / f"{name}.log").read_text().splitlines()]
-        for name in ("recorded", "served")
-    )
+    recorded, served = ((workshop.folder / f"{name}.log").read_text().splitlines() for name in ("recorded", "served"))
     assert served == recorded and len(recorded) == 9
+    assert [line.rpartition(" ")[2] for line in served if "value" in line] == [
+        "2.5",
+        "3.5",
+        "4.5",
+        "5.5",
+        "6.5",
+        "7.5",
+        "1",
+        "2",
+    ]
     assert sum("stream 0x100" in line for line in served) == 2
 
 
