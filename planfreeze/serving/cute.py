@@ -13,16 +13,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from planfreeze.errors import CompilationForbidden, Unrecordable
+from planfreeze.errors import CompilationForbidden, SourceUnreadable, UnparsableSource, Unrecordable
 from planfreeze.hooks import hook_method
 from planfreeze.recorded.cute_calls import BoundCall, bind_call, describe_call, is_tracing
 from planfreeze.recorded.cute_differences import list_differences
-from planfreeze.recorded.cute_function import CuteFunctionPayload
+from planfreeze.recorded.cute_function import CuteFunctionPayload, cute_function, function_modules
 from planfreeze.recorded.values import unwrap
 from planfreeze.resolve import ResolvedProgram
 from planfreeze.serving.cute_objects import check_host_objects, load_function, run_function
 from planfreeze.serving.misses import ADVICE
 from planfreeze.serving.programs import ServedPlan, Server, note_served
+from planfreeze.sources import read_sources
 
 __all__ = ["CuteServer", "server"]
 
@@ -42,6 +43,9 @@ class CuteServer:
     def __init__(self, served: ServedPlan) -> None:
         self.served = served
         self.programs = {p.payload.digest: p for p in served.programs if isinstance(p.payload, CuteFunctionPayload)}
+        families = (family for family in served.plan.families if family.reference == cute_function.reference)
+        self.texts = {name: digest for family in families for name, digest in family.sources.modules}
+        self.changed: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.loaded: dict[str, Any] = {}
         self.noted: set[str] = set()
         self.lock = threading.RLock()
@@ -100,13 +104,26 @@ class CuteServer:
         if found is not None:
             call, payload = found
             program, asked = self.programs.get(payload.digest), payload
-            if program is not None:
+            if program is not None and not self.changed_modules(payload):
                 self.admit(program, call.body._dsl_object.envar.arch)
                 return give(program, call)
         try:
             return miss()
         except CompilationForbidden as error:
             raise CompilationForbidden(error.attempt, f"{error.explanation} {self.explain(asked)}".strip()) from error
+
+    def changed_modules(self, payload: CuteFunctionPayload) -> tuple[str, ...]:
+        """Return the modules of a planned function whose text is not the one that it was built from."""
+        roots = function_modules(payload)
+        changed = self.changed.get(roots)
+        if changed is None:
+            try:
+                read = read_sources(roots).modules
+            except (SourceUnreadable, UnparsableSource) as error:
+                read = ((error.module, ""),)
+            changed = tuple(name for name, digest in read if self.texts.get(name) != digest)
+            self.changed[roots] = changed
+        return changed
 
     def explain(self, asked: CuteFunctionPayload | Unrecordable | None) -> str:
         """Say what the plan has instead: the nearest planned call of the function, with what differs."""
@@ -117,6 +134,9 @@ class CuteServer:
             return f"No plan can hold it: {asked.reason}. Run: the call before the guard is armed"
         payloads = [program.payload for program in self.programs.values()]
         same = [p for p in payloads if isinstance(p, CuteFunctionPayload) and p.function == asked.function]
+        if asked.digest in self.programs:
+            changed = ", ".join(self.changed_modules(asked))
+            return f"{plan} holds {asked.function} as it was: the text of {changed} has changed since. {ADVICE}"
         if not same:
             return f"{plan} holds no program of {asked.function}. {ADVICE}"
         differences = min((list_differences(payload, asked) for payload in same), key=len)

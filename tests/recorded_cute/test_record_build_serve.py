@@ -120,14 +120,16 @@ CASES = {
     "several(1, 2, 3, 4)": "*numbers: int, int, int -> int, int, int, int",
     "several(1, 2.0)": "*numbers: int, int, int -> int, float",
     "cute.compile[cute.OptLevel(0)](inner, 0)": "option OptLevel: 1 -> 0",
-    "cute.compile(unplanned, 0)": f"hosts-{ARCH} holds no program of hosts:unplanned",
-    "unplanned(3)": f"hosts-{ARCH} holds no program of hosts:unplanned",
+    "cute.compile(unplanned, 0)": f"hosts-{ARCH} holds no program of unplanned:unplanned",
+    "unplanned(3)": f"hosts-{ARCH} holds no program of unplanned:unplanned",
     "hello(3, object())": "No plan can hold it: limit = <object",
 }
 
 
 def test_an_unplanned_call_is_refused_before_tracing_with_the_nearest_planned_one(hosts: Workshop) -> None:
     unplanned = """
+from hosts import *
+from planfreeze.errors import CompilationForbidden
 @cute.jit
 def unplanned(n: cutlass.Int32): raise AssertionError("traced")
 """
@@ -137,26 +139,35 @@ def unplanned(n: cutlass.Int32): raise AssertionError("traced")
         f"else: raise AssertionError({call!r})\n"
         for call, said in CASES.items()
     )
-    imports = "from planfreeze.errors import CompilationForbidden\n"
-    text = (hosts.folder / "hosts.py").read_text()
-    other = hosts.folder / "refused"
-    other.mkdir(exist_ok=True)
-    moved = Workshop(other)
-    script = moved.write("hosts.py", GUARD, text, unplanned, imports, cases)
-    environment = hosts.served_environment("hosts")
-    assert f"attempts {len(CASES)}\n" in moved.run(script, environment=environment)
+    script = hosts.write("unplanned.py", GUARD, unplanned, cases)
+    assert hosts.run(script, environment=hosts.served_environment("hosts")) == f"attempts {len(CASES)}\n"
 
 
 @pytest.mark.parametrize("is_armed_first", [True, False])
 def test_a_guard_may_be_armed_before_or_after_the_hooks_and_counts_a_miss_once(hosts: Workshop, is_armed_first) -> None:
     counting = GUARD.replace("Guard()", "Guard(mode='count')")
+    imports = "from hosts import *\n"
     calls = "hello(3, 4)\nassert not guard.attempts\nhello(3, 5)\ncute.compile(hello, 1, 5)(3)\n"
-    parts = (counting, IMPORTS, HOSTS) if is_armed_first else (IMPORTS, HOSTS, counting)
-    folder = hosts.folder / f"armed{is_armed_first}"
-    folder.mkdir()
-    script = Workshop(folder).write("hosts.py", *parts, calls)
+    parts = (counting, imports) if is_armed_first else (imports, counting)
+    script = hosts.write(f"armed{is_armed_first}.py", *parts, calls)
     said = hosts.run(script, environment=hosts.served_environment("hosts"))
     assert said == "hello 3 of 4\nhello 3 of 5\nhello 3 of 5\nattempts 2\n"
+
+
+@pytest.mark.parametrize("mode", ["raise", "count"])
+def test_a_function_whose_text_has_changed_is_never_served(hosts: Workshop, tmp_path: Path, mode: str) -> None:
+    text = (hosts.folder / "hosts.py").read_text()
+    changed = text.replace('cute.printf("hello %d of %d", n, limit)', 'cute.printf("changed %d", n)')
+    assert changed != text
+    guard = GUARD.replace("Guard()", f"Guard(mode={mode!r})")
+    moved = Workshop(tmp_path)
+    moved.write("hosts.py", changed)
+    script = moved.write("later.py", guard, "from hosts import *\nhello(3, 4)\n")
+    said = moved.run(script, status=int(mode == "raise"), environment=hosts.served_environment("hosts"))
+    if mode == "count":
+        assert said == "changed 3\nattempts 1\n"
+    else:
+        assert f"hosts-{ARCH} holds hosts:hello as it was: the text of hosts has changed since" in said
 
 
 def test_a_compile_that_is_never_called_is_counted_and_left_out(workshop: Workshop) -> None:
@@ -177,16 +188,8 @@ def test_kernels_launch_as_the_dsl_launches_them(workshop: Workshop, runtime: Pa
     assert workshop.run(guarded, environment=environment) == "attempts 0\n"
     recorded, served = ((workshop.folder / f"{name}.log").read_text().splitlines() for name in ("recorded", "served"))
     assert served == recorded and len(recorded) == 9
-    assert [line.rpartition(" ")[2] for line in served if "value" in line] == [
-        "2.5",
-        "3.5",
-        "4.5",
-        "5.5",
-        "6.5",
-        "7.5",
-        "1",
-        "2",
-    ]
+    values = [line.rpartition(" ")[2] for line in served if "value" in line]
+    assert values == ["2.5", "3.5", "4.5", "5.5", "6.5", "7.5", "1", "2"]
     assert sum("stream 0x100" in line for line in served) == 2
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from .conftest import Workshop
+from .conftest import GUARD, Workshop
 from .programs import HOSTS, IMPORTS
 
 SETUP = """
@@ -86,11 +86,8 @@ def test_everything_refused_is_listed_once(refused: tuple[Workshop, list[dict[st
 def test_the_rest_is_built_and_served(refused: tuple[Workshop, list[dict[str, str]]]) -> None:
     workshop, _ = refused
     assert workshop.build("refused")["failed"] == []
-    text = (workshop.folder / "refused.py").read_text().partition("if __name__")[0]
-    folder = workshop.folder / "rest"
-    folder.mkdir()
-    script = Workshop(folder).write("refused.py", text, "hello(7, 2)\n")
-    assert workshop.run(script, environment=workshop.served_environment("refused")) == "hello 7 of 2\n"
+    script = workshop.write("rest.py", GUARD, "from refused import *\nhello(7, 2)\n")
+    assert workshop.run(script, environment=workshop.served_environment("refused")) == "hello 7 of 2\nattempts 0\n"
 
 
 def test_a_function_compiled_before_the_recording_is_refused(workshop: Workshop) -> None:

@@ -47,12 +47,9 @@ def test_a_function_that_no_library_has_is_named(filled: Workshop, runtime: Path
 
 @pytest.mark.parametrize("version", ["4.8.0", "4.8.2"])
 def test_another_version_of_the_dsl_is_named(filled: Workshop, version: str) -> None:
-    text = (filled.folder / "hello.py").read_text()
-    script = f"import cutlass\ncutlass.__version__ = {version!r}\n" + text
-    folder = filled.folder / version
-    folder.mkdir()
-    moved = Workshop(folder).write("hello.py", script)
-    said = filled.run(moved, status=1, environment=filled.served_environment("hello"))
+    head = f"import cutlass\ncutlass.__version__ = {version!r}\n"
+    script = filled.write("versioned.py", head, "import hello\nhello.hello(3, 4)\n")
+    said = filled.run(script, status=1, environment=filled.served_environment("hello"))
     assert f"built with nvidia-cutlass-dsl 4.8.1, and {version} is installed" in said
 
 
