@@ -101,8 +101,11 @@ class StoreCache:
 
 
 def decode_key(key: str) -> str:
-    """Return a key as Triton computes it from the form it names folders by."""
-    return base64.b32decode(key + "=" * (-len(key) % 8)).hex()
+    """Return a key as Triton computes it from the form it names folders by; of another form there is no program."""
+    try:
+        return base64.b32decode(key + "=" * (-len(key) % 8)).hex()
+    except ValueError:
+        return ""
 
 
 def explain_miss(shelf: TritonShelf, call: Mapping[str, Any]) -> None:
