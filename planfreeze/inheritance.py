@@ -17,6 +17,8 @@ __all__ = ["RECORDED_MODULES", "SERVED_MODULES", "start_inherited"]
 # What servers and recorders wait for, stated here so that they need not be loaded to be asked.
 SERVED_MODULES = frozenset(
     {
+        "cutlass.base_dsl.compiler",
+        "cutlass.base_dsl.dsl",
         "triton.backends.nvidia.compiler",
         "triton.compiler.compiler",
         "triton.experimental.gluon._runtime",
@@ -24,7 +26,15 @@ SERVED_MODULES = frozenset(
         "triton.runtime.autotuner",
     }
 )
-RECORDED_MODULES = frozenset({"triton.compiler.compiler", "triton.runtime.autotuner", "triton.runtime.jit"})
+RECORDED_MODULES = frozenset(
+    {
+        "cutlass.base_dsl.dsl",
+        "cutlass.base_dsl.jit_executor",
+        "triton.compiler.compiler",
+        "triton.runtime.autotuner",
+        "triton.runtime.jit",
+    }
+)
 
 
 def start_inherited() -> None:

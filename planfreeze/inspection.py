@@ -1,8 +1,9 @@
 """What a cubin must be before anyone keeps or loads it: one kernel, of the right architecture and parameters."""
 
-from planfreeze.elf import Kernel, read_cubin
-from planfreeze.errors import UnexpectedCubin, WrongArch
+from planfreeze.elf import Cubin, Kernel, read_cubin
+from planfreeze.errors import InvalidCubin, InvalidHostObject, UnexpectedCubin, WrongArch
 from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource
+from planfreeze.host_objects import is_host_object, read_host_object
 from planfreeze.target import Target
 
 __all__ = ["inspect_cubin"]
@@ -34,10 +35,10 @@ def inspect_cubin(name: str, data: bytes, definition: Definition, launch: Launch
         It holds no kernel or several, its parameters are not the family's arguments, or it
         was compiled for another block or asks for more shared memory than the architecture has.
     """
+    if isinstance(definition.source, RecordedSource) and definition.source.dialect == "cute":
+        return inspect_function(name, data, target)
     cubin = read_cubin(data)
-    found = f"sm_{cubin.sm}" + ("a" if cubin.is_arch_specific else "")
-    if found != target.arch:
-        raise WrongArch(name, found, target.arch)
+    check_arch(name, cubin, target)
     if len(cubin.kernels) != 1:
         raise UnexpectedCubin(name, f"it holds {len(cubin.kernels)} kernels, not one")
     kernel = cubin.kernels[0]
@@ -57,3 +58,38 @@ def inspect_cubin(name: str, data: bytes, definition: Definition, launch: Launch
     if shared_bytes > target.max_shared_bytes:
         raise UnexpectedCubin(name, f"a block needs {shared_bytes} of {target.max_shared_bytes} bytes of shared memory")
     return kernel
+
+
+def check_arch(name: str, cubin: Cubin, target: Target) -> None:
+    """Check that a cubin is for the exact architecture."""
+    if cubin.arch != target.arch:
+        raise WrongArch(name, cubin.arch, target.arch)
+
+
+def inspect_function(name: str, data: bytes, target: Target) -> Kernel:
+    """Check the kernels that a CuTe DSL function launches; return the first with the most that any of them needs.
+
+    A function that launches none is its host object.
+    """
+    if is_host_object(data):
+        try:
+            read_host_object(data)
+        except InvalidHostObject as error:
+            raise InvalidCubin(str(error)) from error
+        kernels: tuple[Kernel, ...] = ()
+    else:
+        cubin = read_cubin(data)
+        check_arch(name, cubin, target)
+        kernels = cubin.kernels
+        if not kernels:
+            raise UnexpectedCubin(name, "it holds no kernel")
+    return Kernel(
+        symbol=kernels[0].symbol if kernels else "",
+        registers=max((kernel.registers for kernel in kernels), default=0),
+        stack_bytes=max((kernel.stack_bytes for kernel in kernels), default=0),
+        shared_bytes=max((kernel.shared_bytes for kernel in kernels), default=0),
+        max_threads=None,
+        required_block=None,
+        parameter_offsets=kernels[0].parameter_offsets if kernels else (),
+        parameter_sizes=kernels[0].parameter_sizes if kernels else (),
+    )

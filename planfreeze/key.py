@@ -56,7 +56,7 @@ def make_key(
         ("options", COMPILE_OPTIONS[dialect].encode()),
         ("environment", msgpack.packb(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
     )
-    if isinstance(definition.source, RecordedSource):
+    if isinstance(definition.source, RecordedSource) and dialect == "triton":
         # A compiler's own runtime has C modules built for its programs.
         parts += (("host compiler", host_compiler().encode()),)
     return Key(parts, hash_parts(parts))

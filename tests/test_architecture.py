@@ -18,7 +18,7 @@ FOLDERS = {
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
     ("errors", "settings", "exposition", "search_path", "uses"),
-    ("cache", "elf", "hooks", "sources", "toolchain"),
+    ("cache", "elf", "hooks", "host_objects", "sources", "toolchain"),
     ("target", "payload", "family", "constants", "machine"),
     ("recorded",),
     ("key", "record", "inspection", "knobs"),
@@ -48,6 +48,7 @@ ENVIRONMENT_READERS = {
     "planfreeze.compilers.cute",  # checks what the DSL latched
     "planfreeze.guard.children",  # announces armed guards to children, and takes that back
     "planfreeze.processes",  # makes the environment of the process that builds
+    "planfreeze.compilers.recorded_cute",  # the same
 }
 MAX_LINES, MAX_KERNEL_LINES = 300, 500
 

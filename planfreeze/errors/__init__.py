@@ -57,6 +57,10 @@ from planfreeze.errors.guarding import (
     UnknownRoad,
     UnwatchableRoad,
 )
+from planfreeze.errors.host_objects import (
+    HostObjectUnusable,
+    InvalidHostObject,
+)
 from planfreeze.errors.models import (
     InvalidGeometry,
     InvalidModel,
@@ -160,6 +164,7 @@ __all__ = [
     "ExtraMissing",
     "GuardAsleep",
     "GuardLogFailed",
+    "HostObjectUnusable",
     "IncompleteRecording",
     "InvalidArgument",
     "InvalidCapacity",
@@ -167,6 +172,7 @@ __all__ = [
     "InvalidEntryName",
     "InvalidExperts",
     "InvalidGeometry",
+    "InvalidHostObject",
     "InvalidInlineLimit",
     "InvalidLayout",
     "InvalidModel",

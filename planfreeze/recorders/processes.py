@@ -11,6 +11,7 @@ from types import ModuleType
 
 from planfreeze.errors import RecordingUnwritable
 from planfreeze.guard.imports import ImportWatcher, is_importing
+from planfreeze.recorders.cute import recorder as cute_recorder
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.recorders.triton import recorder as triton_recorder
 from planfreeze.recordings import Recording, merge_lines
@@ -18,7 +19,7 @@ from planfreeze.settings import InheritedSettings
 
 __all__ = ["RECORDERS", "arrived", "make_recording", "recording"]
 
-RECORDERS: tuple[Recorder, ...] = (triton_recorder,)
+RECORDERS: tuple[Recorder, ...] = (triton_recorder, cute_recorder)
 
 
 @contextlib.contextmanager

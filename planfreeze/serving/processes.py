@@ -4,13 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
+from planfreeze.serving.cute import server as cute_server
 from planfreeze.serving.programs import ServedPlan, Server, load_plan
 from planfreeze.serving.triton import server as triton_server
 from planfreeze.settings import InheritedSettings, store_path
 
 __all__ = ["SERVERS", "arrived"]
 
-SERVERS: tuple[Server, ...] = (triton_server,)
+SERVERS: tuple[Server, ...] = (triton_server, cute_server)
 
 
 def arrived(module: ModuleType, settings: InheritedSettings) -> None:
