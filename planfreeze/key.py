@@ -84,7 +84,8 @@ def encode_definition(definition: Definition) -> bytes:
             source.options,
         ]
     else:
-        described = ["cute", source.kernel, source.constants, source.launch.to_fields()]
+        launch = None if source.launch is None else source.launch.to_fields()
+        described = ["cute", source.kernel, source.constants, launch]
     encoded: bytes = msgpack.packb([arguments, described])
     return encoded
 
@@ -98,7 +99,7 @@ def source_roots(family: Family, definition: Definition) -> tuple[str, ...]:
     """Return the modules that a program comes from: those of its family, its kernel and objects among its constants."""
     kernel = definition.source.kernel.partition(":")[0]
     named = (module for _, value in definition.source.constants for module in constant_modules(value))
-    return tuple(dict.fromkeys((family.reference.partition(":")[0], kernel, *named)))
+    return tuple(dict.fromkeys((family.reference.partition(":")[0], kernel, *named, *family.sources)))
 
 
 def differing_labels(a: Key, b: Key) -> tuple[str, ...]:

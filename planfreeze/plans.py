@@ -3,7 +3,7 @@
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
@@ -11,6 +11,7 @@ from typing import Any
 
 import msgpack
 
+from planfreeze.declared import DeclaredFamily
 from planfreeze.errors import DamagedPlan, EmptyPlan, InvalidModel, PlanfreezeError, PlanTooNew
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
@@ -18,9 +19,10 @@ from planfreeze.payload import Payload
 from planfreeze.sources import Sources
 from planfreeze.target import Target
 
-__all__ = ["PLAN_FORMAT", "FrozenPlan", "Plan", "PlanEntry", "PlanFamily", "make_plan"]
+__all__ = ["PLAN_FORMAT", "FrozenPlan", "Plan", "PlanEntry", "PlanFamily", "make_plan", "plan_families"]
 
 PLAN_FORMAT = 1
+FAMILY_OPTION = "--family"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,10 @@ def plan_name(model: str, tp: int, arch: str) -> str:
 
 
 def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> str:
-    """Return the command that builds a model's plan; a later ``--model`` among the options is the one that counts."""
+    """Return the command that builds a plan; a later ``--model`` among the options counts, ``--family`` alone does."""
     stated = dict(zip(options[::2], options[1::2], strict=True))
+    if FAMILY_OPTION in stated:
+        return shlex.join(["planfreeze", "build", FAMILY_OPTION, stated[FAMILY_OPTION], "--arch", arch])
     arguments = {"--model": model, "--tp": str(tp), "--arch": arch} | stated
     return shlex.join(["planfreeze", "build", *(part for pair in arguments.items() for part in pair)])
 
@@ -110,6 +114,25 @@ def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, so
     if not payloads:
         raise EmptyPlan(plan.name)
     return plan
+
+
+def plan_families(families: Sequence[DeclaredFamily], names: Sequence[str], *, target: Target) -> Plan:
+    """List every variant of declared families.
+
+    Parameters
+    ----------
+    names : sequence of str
+        What the families are called on the command line, for the command that builds the plan again.
+
+    Raises
+    ------
+    FamilyTooLarge
+        A family has more variants than are compiled ahead, or no bound.
+    """
+    payloads = tuple(dict.fromkeys(payload for family in families for payload in family.payloads()))
+    joined = "-and-".join(dict.fromkeys(family.name for family in families))
+    options = (FAMILY_OPTION, ",".join(names))
+    return Plan(model=joined, tp=1, target=target, payloads=payloads, options=options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,9 @@ __all__ = ["Sources", "check_sources", "hash_source", "load_exactly", "read_sour
 
 # The kernels that ship with planfreeze are their own scope: the rest of planfreeze makes no code.
 KERNELS_SCOPE = "planfreeze.kernels"
+# Where installers put packages of all kinds.
+INSTALLED_FOLDERS = ("site-packages", "dist-packages")
+NEVER_BESIDE = ("planfreeze", "triton", "cutlass", "torch", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Sources:
 def read_sources(roots: Iterable[str]) -> Sources:
     """Find and hash the modules that ``roots`` reach by import statements.
 
-    Followed are the root's own top-level package and the kernels that ship with planfreeze.
+    Followed are a module's own top-level package, the modules and packages that lie beside it in a folder of one's
+    own, and the kernels that ship with planfreeze.
 
     Found from the text alone: nothing is imported.
 
@@ -52,7 +56,8 @@ def read_sources(roots: Iterable[str]) -> Sources:
 
     Notes
     -----
-    Not followed: other top-level packages, extension modules, and imports that are no statements.
+    Not followed: what is installed (unless it is the root's own package), the standard library, compilers,
+    extension modules, and imports that are no statements.
     """
     digests: dict[str, str] = {}
     waiting = list(roots)
@@ -68,11 +73,10 @@ def read_sources(roots: Iterable[str]) -> Sources:
             continue
         text = path.read_bytes()
         digests[name] = hashlib.sha256(text).hexdigest()
-        scopes = (scope_of(name), KERNELS_SCOPE)
         waiting += [
             found
             for found in (*parents(name), *imported_names(name, path, text))
-            if any(found == scope or found.startswith(scope + ".") for scope in scopes)
+            if is_within(found, scope_of(name)) or is_within(found, KERNELS_SCOPE) or is_beside(found, name)
         ]
     return Sources(tuple(sorted(digests.items())))
 
@@ -111,6 +115,37 @@ def scope_of(name: str) -> str:
     return name.partition(".")[0]
 
 
+def is_within(name: str, scope: str) -> bool:
+    """Tell whether a module is a package or one of its modules."""
+    return name == scope or name.startswith(scope + ".")
+
+
+def is_beside(name: str, other: str) -> bool:
+    """Tell whether a module lies in the same folder of the search path as another, and that folder is somebody's own.
+
+    Installed packages and the standard library have their folders to themselves; each is a scope of its own.
+    """
+    top, other_top = name.partition(".")[0], other.partition(".")[0]
+    if top in NEVER_BESIDE or other_top in NEVER_BESIDE or top in sys.stdlib_module_names:
+        return False
+    folder = folder_of(top)
+    return folder is not None and folder == folder_of(other_top) and folder.name not in INSTALLED_FOLDERS
+
+
+def folder_of(top: str) -> Path | None:
+    """Return the folder of the search path that a top-level module is found in."""
+    path = find_module_path(top)
+    if path is None:
+        return None
+    return path.parent.parent if path.name == "__init__.py" else path.parent
+
+
+def find_module_path(top: str) -> Path | None:
+    """Return the file of a top-level module, if it has one."""
+    spec = find_module(top)
+    return None if spec is None or spec.origin is None or not spec.has_location else Path(spec.origin)
+
+
 def parents(name: str) -> Iterator[str]:
     """Yield the packages that importing ``name`` runs."""
     while "." in name:
@@ -131,12 +166,24 @@ def imported_names(name: str, path: Path, text: bytes) -> tuple[str, ...]:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                anchor = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
-                base = f"{anchor}.{base}".rstrip(".")
+            base = imported_from(package, node)
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return tuple(dict.fromkeys(found))
+
+
+def imported_from(package: str, node: ast.ImportFrom) -> str:
+    """Return the module that a ``from`` statement names, in a module of ``package``."""
+    base = node.module or ""
+    if not node.level:
+        return base
+    anchor = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+    return f"{anchor}.{base}".rstrip(".")
+
+
+def package_of(name: str) -> str:
+    """Return the package that relative imports of a module start from."""
+    path = find_source(name)
+    return name if path is not None and path.name == "__init__.py" else name.rpartition(".")[0]
 
 
 def find_source(name: str) -> Path | None:

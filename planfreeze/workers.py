@@ -141,6 +141,7 @@ def worker_environment(target: Target, folder: str) -> dict[str, str]:
         **COMPILE_ENVIRONMENT["triton"],
         **COMPILE_ENVIRONMENT["cute"],
         "CUTE_DSL_ARCH": target.arch,
+        "CUTE_DSL_KEEP": "ir",
         "CUTE_DSL_DUMP_DIR": str(Path(folder, DUMPS)),
         "TMPDIR": folder,
         "CUDA_VISIBLE_DEVICES": "",
@@ -169,22 +170,26 @@ def receive(stream: IO[bytes]) -> Any:
 def compile_task(message: Any) -> CompiledProgram:
     """Compile what a message asks for, from exactly the text that was keyed."""
     reference, fields, arch, modules = message
-    load_exactly(Sources(tuple((name, digest) for name, digest in modules)))
+    sources = Sources(tuple((name, digest) for name, digest in modules))
+    load_exactly(sources)
     family = load_family(reference)
     payload = family.payload.from_fields(dict(fields))
     definition = family.define(payload, target(arch))
-    return compile_definition(definition, target(arch))
+    return compile_definition(definition, target(arch), sources)
 
 
-def compile_definition(definition: Definition, target: Target) -> CompiledProgram:
+def compile_definition(definition: Definition, target: Target, sources: Sources) -> CompiledProgram:
     """Hand a definition to the compiler of its dialect, imported at the first program that needs it."""
+    from planfreeze.compilers.assignments import KeyedText
+
+    text = KeyedText(sources)
     if isinstance(definition.source, TritonSource):
         from planfreeze.compilers import triton
 
-        return triton.compile_program(definition.source, definition.arguments, target)
+        return triton.compile_program(definition.source, definition.arguments, target, text)
     from planfreeze.compilers import cute
 
-    return cute.compile_program(definition.source, definition.arguments, target)
+    return cute.compile_program(definition.source, definition.arguments, target, text)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from planfreeze.cli.options import (
     ArchOption,
     ArmsOption,
     CapacityOption,
+    FamilyOption,
     IdsOption,
     JsonOption,
     LimitOption,
@@ -31,13 +32,14 @@ def plan_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    family: FamilyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List every program a model can ask for."""
     from planfreeze import reports
 
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids)
+        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family)
         print_result(reports.plans_json(plans) if as_json else None, lambda: reports.plans_table(plans))
 
 
@@ -49,6 +51,7 @@ def build_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    family: FamilyOption = None,
     store: StoreOption = None,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Compile processes; 0: one per core.")] = 0,
     trust_store: TrustOption = False,
@@ -62,7 +65,7 @@ def build_command(
     from planfreeze.settings import user_cache
 
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids)
+        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family)
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(plan.payloads) for plan in plans)

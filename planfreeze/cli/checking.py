@@ -9,6 +9,7 @@ from planfreeze.cli.options import (
     ArchOption,
     ArmsOption,
     CapacityOption,
+    FamilyOption,
     IdsOption,
     JsonOption,
     LimitOption,
@@ -32,6 +33,7 @@ def replay_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    family: FamilyOption = None,
     plan: Annotated[str | None, typer.Option("--plan", help="Frozen plan: name or root digest.")] = None,
     store: StoreOption = None,
     device: Annotated[bool, typer.Option("--device", help="Also load every program on the device.")] = False,
@@ -44,14 +46,14 @@ def replay_command(
     from planfreeze.resolve import PlanReference, find_plan
 
     with exit_codes():
-        if (plan is None) == (model is None):
-            raise typer.BadParameter("give either --plan or --model")
+        if sum(option is not None for option in (plan, model, family)) != 1:
+            raise typer.BadParameter("give one of --plan, --model, --family")
         opened = open_store(store, writable=False, is_trusted=trust_store)
         if plan is not None:
             replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
         else:
             replays = []
-            for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids):
+            for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family):
                 command = f"{wanted.build_command} --store {shlex.quote(str(opened.path))}"
                 found = find_plan(opened, PlanReference(wanted.name, None), command=command)
                 replays.append(replay_plan(found, opened, wanted=wanted, on_device=device))
