@@ -10,7 +10,15 @@ from typing import Any
 from planfreeze.errors import UnnameableConstant
 from planfreeze.payload import Field
 
-__all__ = ["constant_modules", "freeze_constant", "module_name", "name_object", "spell_constant", "thaw_constant"]
+__all__ = [
+    "constant_modules",
+    "freeze_constant",
+    "module_name",
+    "name_object",
+    "spell_constant",
+    "spell_field",
+    "thaw_constant",
+]
 
 FLOAT, NONE, DTYPE, CONSTEXPR, OBJECT = "\0float", "\0none", "\0dtype", "\0constexpr", "\0object"
 TRITON_DTYPE = "triton.language.core"
@@ -95,6 +103,11 @@ def spell_constant(field: Field) -> str:
         case tuple():
             return f"({', '.join(map(spell_constant, field))}{',' * (len(field) == 1)})"
     return repr(field)
+
+
+def spell_field(field: Field) -> str:
+    """Return a payload's field as people read it: texts and numbers as they are, marked tuples as constants."""
+    return spell_constant(field) if isinstance(field, tuple) else str(field)
 
 
 def name_object(name: str, value: object) -> str:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from typing import Any, cast
 
+from planfreeze.arguments import flag, integer, real, tensor
 from planfreeze.constants import DTYPE, OBJECT, freeze_constant, module_name
 from planfreeze.declared import DeclaredFamily, GridRule, SourceRule, define_variant
 from planfreeze.errors import InvalidDeclaration, InvalidPayload
 from planfreeze.family import CuteSource, Definition, TritonSource, register_family
-from planfreeze.parameters import Integer, Parameter, flag, integer, real, tensor
+from planfreeze.parameters import Integer, Parameter
 from planfreeze.payload import Field, Payload
 from planfreeze.specialization import Marking
 from planfreeze.target import Target
@@ -53,7 +54,8 @@ def triton_family(
     """Make the decorated function the grid of a family of variants of a ``@triton.jit`` kernel.
 
     The function is given the integers of a call and the constants of its variant, each by name, and returns the
-    grid; a parameter named ``resident_blocks`` gets the blocks that the device keeps resident.
+    grid, or None to leave it to each launch (``grid=``). A parameter named ``resident_blocks`` gets the blocks that
+    the device keeps resident.
 
     Parameters
     ----------

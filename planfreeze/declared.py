@@ -16,7 +16,7 @@ from planfreeze.variants import plain_constant as plain
 
 __all__ = ["DeclaredFamily", "GridRule", "SourceRule", "define_variant"]
 
-GridRule = Callable[..., Sequence[int]]
+GridRule = Callable[..., Sequence[int] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,10 @@ def define_variant(family: DeclaredFamily, payload: Payload, source: SourceRule,
 
     def grid(scalars: Scalars, resident_blocks: int) -> Grid:
         further = {"resident_blocks": resident_blocks} if wants_blocks else {}
-        blocks = (*rule({**fixed, **scalars}, visible, **further), 1, 1)
+        stated = rule({**fixed, **scalars}, visible, **further)
+        if stated is None:
+            raise InvalidArgument(family.name, "grid", "is missing: the family leaves it to each launch")
+        blocks = (*stated, 1, 1)
         return (blocks[0], blocks[1], blocks[2])
 
     return Definition(arguments=tuple(arguments), source=source(family, constants, chosen), grid=grid)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgpack
 
 from planfreeze.cache.store import Store
+from planfreeze.constants import spell_field
 from planfreeze.declared import DeclaredFamily
 from planfreeze.entry_points import FAMILIES, find_entry_point
 from planfreeze.errors import (
@@ -67,7 +68,7 @@ def describe_nearest(payload: Payload, others: Iterable[Payload], command: str) 
     near = find_nearest(payload, others)
     if near is None:
         return f"No program of {payload.family_name} is there. Run: {command}"
-    fields = "; ".join(f"{name}: {there} -> {asked}" for name, asked, there in near.differing)
+    fields = "; ".join(f"{name}: {spell_field(there)} -> {spell_field(asked)}" for name, asked, there in near.differing)
     return f"The nearest program of {payload.family_name} differs in {fields}. Run: {command}"
 
 

@@ -23,6 +23,11 @@ COMPILE_ENVIRONMENT: dict[str, dict[str, str]] = {
     "triton": {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DEFAULT_FP_FUSION": "1"},
     "cute": {},
 }
+# What planfreeze itself does to a program's bytes and launch facts.
+DRIVERS = {
+    "triton": ("planfreeze.compilers.triton", "planfreeze.specialization"),
+    "cute": ("planfreeze.compilers.cute", "planfreeze.compilers.launches"),
+}
 COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
 
 
@@ -52,7 +57,7 @@ def make_key(
         ("definition", encode_definition(definition)),
         ("sources", sources.digest.encode()),
         ("toolchain", f"{toolchain.dialect} {toolchain.version} {toolchain.fingerprint}".encode()),
-        ("driver", hash_source(f"planfreeze.compilers.{dialect}").encode()),
+        ("driver", " ".join(map(hash_source, DRIVERS[dialect])).encode()),
         ("options", COMPILE_OPTIONS[dialect].encode()),
         ("environment", msgpack.packb(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
     )

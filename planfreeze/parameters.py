@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from planfreeze.errors import InvalidArgument, InvalidDeclaration
-from planfreeze.family import ITEM_BYTES, Argument, DType, Scalars
+from planfreeze.errors import InvalidArgument
+from planfreeze.family import Argument, DType, Scalars
 from planfreeze.specialization import (
     INTEGER_LIMITS,
     TRITON_NAMES,
@@ -16,7 +16,7 @@ from planfreeze.specialization import (
     reachable_classes,
 )
 
-__all__ = ["Flag", "Integer", "Parameter", "Real", "Tensor", "flag", "integer", "real", "tensor"]
+__all__ = ["TENSOR_ALIGNMENT", "Flag", "Integer", "Parameter", "Real", "Tensor"]
 
 UNALIGNED, NONE = "-unaligned", "none"
 TENSOR_ALIGNMENT = 16
@@ -217,84 +217,3 @@ Parameter = Tensor | Integer | Real | Flag
 def is_aligned_never(marking: Marking) -> bool:
     """Tell whether Triton leaves an address' alignment alone: either mark on a tensor does that."""
     return marking in ("free", "unaligned")
-
-
-def tensor(
-    name: str,
-    dtype: DType | tuple[DType, ...],
-    *,
-    alignment: int = TENSOR_ALIGNMENT,
-    elements: Callable[[Scalars], int] | None = None,
-    contiguous: bool = True,
-    optional: bool = False,
-) -> Tensor:
-    """Declare a tensor argument.
-
-    Parameters
-    ----------
-    dtype : str or tuple of str
-        Element types it comes with: ``f32``, ``bf16``, ``i32``, ...
-    alignment : int
-        Bytes that every address is a multiple of. Below 16 there are two variants, for addresses that are
-        multiples of 16 and for those that are not; 1 takes any.
-    elements : callable, optional
-        How many elements a call may touch, from its integers by name; checked at every launch.
-    contiguous : bool
-        Whether it has to be; not where the kernel is given strides.
-    optional : bool
-        Whether it may be None, which is a variant of its own.
-    """
-    dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
-    unknown = [found for found in dtypes if found not in ITEM_BYTES]
-    if unknown or not dtypes:
-        raise InvalidDeclaration("a family", name, f"dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}")
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise InvalidDeclaration("a family", name, f"alignment = {alignment!r} is no power of two")
-    return Tensor(
-        name=name,
-        dtypes=dtypes,
-        alignment=alignment,
-        elements=elements,
-        is_contiguous=contiguous,
-        is_optional=optional,
-    )
-
-
-def integer(name: str, minimum: int, maximum: int, *, multiple_of: int = 1, dtype: str | None = None) -> Integer:
-    """Declare an integer argument by the range of its values.
-
-    Parameters
-    ----------
-    minimum, maximum : int
-        The least and the greatest value of any call.
-    multiple_of : int
-        What every value is a multiple of, such as a stride.
-    dtype : str, optional
-        ``i8`` to ``u64``, for a parameter that is annotated with the type. Without, the type follows from the value.
-    """
-    low, high = (
-        (INTEGER_LIMITS["i64"][0], INTEGER_LIMITS["u64"][1]) if dtype is None else INTEGER_LIMITS.get(dtype, (1, 0))
-    )
-    if low > high:
-        raise InvalidDeclaration("a family", name, f"dtype {dtype!r} is none of {', '.join(INTEGER_LIMITS)}")
-    if any(type(number) is not int for number in (minimum, maximum, multiple_of)) or multiple_of < 1:
-        raise InvalidDeclaration(
-            "a family", name, "its range and step are no whole numbers, or the step is not positive"
-        )
-    if not low <= minimum <= maximum <= high:
-        raise InvalidDeclaration("a family", name, f"{minimum} to {maximum} is no range within {low} to {high}")
-    if maximum // multiple_of * multiple_of < minimum:
-        raise InvalidDeclaration("a family", name, f"no multiple of {multiple_of} lies from {minimum} to {maximum}")
-    return Integer(name=name, minimum=minimum, maximum=maximum, multiple_of=multiple_of, dtype=dtype)
-
-
-def real(name: str, dtype: DType = "f32") -> Real:
-    """Declare a floating-point argument: ``f32``, or ``f64`` for a parameter that is annotated so."""
-    if dtype not in ("f32", "f64"):
-        raise InvalidDeclaration("a family", name, f"dtype {dtype!r} is neither f32 nor f64")
-    return Real(name=name, dtype=dtype)
-
-
-def flag(name: str) -> Flag:
-    """Declare a truth value that is passed at every launch."""
-    return Flag(name=name)

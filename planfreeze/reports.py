@@ -196,7 +196,9 @@ def explanation_text(explained: Sequence["Explanation"]) -> None:
 
 def variant(fields: Mapping[str, Any]) -> str:
     """Return payload fields as a short text."""
-    return ", ".join(f"{name}={value}" for name, value in fields.items())
+    from planfreeze.constants import spell_field
+
+    return ", ".join(f"{name}={spell_field(value)}" for name, value in fields.items())
 
 
 def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from planfreeze.cache.digest import is_digest
 from planfreeze.cache.store import Store
+from planfreeze.constants import spell_field
 from planfreeze.errors import (
     DamagedEntry,
     DamagedPrograms,
@@ -96,7 +97,7 @@ class Resolution:
 
 def program_name(payload: Payload) -> str:
     """Return a program as people read it: ``topk_sum(hidden=5120, top_k=6)``."""
-    fields = ", ".join(f"{name}={value}" for name, value in payload.to_fields().items())
+    fields = ", ".join(f"{name}={spell_field(value)}" for name, value in payload.to_fields().items())
     return f"{payload.family_name}({fields})"
 
 

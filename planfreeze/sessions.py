@@ -1,7 +1,7 @@
 """Sessions: frozen plans resolved and loaded on a device, with every watched road to a compiler closed."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -185,13 +185,15 @@ class Session:
                 program = self._programs.get(payload.digest) or self._load(payload)
         return program
 
-    def bind(self, family: DeclaredFamily, *values: Any, **named: Any) -> Bound:
+    def bind(self, family: DeclaredFamily, *values: Any, grid: Sequence[int] | None = None, **named: Any) -> Bound:
         """Check a call of a declared family and return its variant ready to launch.
 
         Parameters
         ----------
         *values, **named
             The kernel's arguments in order or by name, constants and options by name.
+        grid : sequence of int, optional
+            Blocks of this launch, in place of the family's rule.
 
         Raises
         ------
@@ -201,7 +203,7 @@ class Session:
             As :meth:`program`.
         """
         payload, passed = family.select(*values, **named)
-        return self.program(payload).bind(*passed)
+        return self.program(payload).bind(*passed, grid=grid)
 
     def launch(self, family: DeclaredFamily, *values: Any, stream: Any = None, **named: Any) -> None:
         """Launch the variant of a declared family that a call takes; see :meth:`bind`."""

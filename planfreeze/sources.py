@@ -7,7 +7,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import linecache
-import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,12 @@ from types import CodeType, ModuleType
 import msgpack
 
 from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
+from planfreeze.module_files import find_source, is_beside
 
 __all__ = ["Sources", "check_sources", "hash_source", "load_exactly", "read_sources"]
 
 # The kernels that ship with planfreeze are their own scope: the rest of planfreeze makes no code.
 KERNELS_SCOPE = "planfreeze.kernels"
-# Where installers put packages of all kinds.
-INSTALLED_FOLDERS = ("site-packages", "dist-packages")
-NEVER_BESIDE = ("planfreeze", "triton", "cutlass", "torch", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,32 +117,6 @@ def is_within(name: str, scope: str) -> bool:
     return name == scope or name.startswith(scope + ".")
 
 
-def is_beside(name: str, other: str) -> bool:
-    """Tell whether a module lies in the same folder of the search path as another, and that folder is somebody's own.
-
-    Installed packages and the standard library have their folders to themselves; each is a scope of its own.
-    """
-    top, other_top = name.partition(".")[0], other.partition(".")[0]
-    if top in NEVER_BESIDE or other_top in NEVER_BESIDE or top in sys.stdlib_module_names:
-        return False
-    folder = folder_of(top)
-    return folder is not None and folder == folder_of(other_top) and folder.name not in INSTALLED_FOLDERS
-
-
-def folder_of(top: str) -> Path | None:
-    """Return the folder of the search path that a top-level module is found in."""
-    path = find_module_path(top)
-    if path is None:
-        return None
-    return path.parent.parent if path.name == "__init__.py" else path.parent
-
-
-def find_module_path(top: str) -> Path | None:
-    """Return the file of a top-level module, if it has one."""
-    spec = find_module(top)
-    return None if spec is None or spec.origin is None or not spec.has_location else Path(spec.origin)
-
-
 def parents(name: str) -> Iterator[str]:
     """Yield the packages that importing ``name`` runs."""
     while "." in name:
@@ -178,65 +149,6 @@ def imported_from(package: str, node: ast.ImportFrom) -> str:
         return base
     anchor = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
     return f"{anchor}.{base}".rstrip(".")
-
-
-def package_of(name: str) -> str:
-    """Return the package that relative imports of a module start from."""
-    path = find_source(name)
-    return name if path is not None and path.name == "__init__.py" else name.rpartition(".")[0]
-
-
-def find_source(name: str) -> Path | None:
-    """Return the source file of a module, or None when there is none: a namespace, an extension, no module at all.
-
-    Raises
-    ------
-    SourceUnreadable
-        The module is Python code, but its text is no file: bytecode alone, an archive.
-    """
-    spec = find_module(name)
-    if spec is None or spec.origin is None or not spec.has_location:
-        return None
-    if isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
-        return None
-    path = Path(spec.origin)
-    if path.suffix != ".py" or not path.is_file():
-        raise SourceUnreadable(name)
-    return path
-
-
-def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module would be loaded from, or None when there is no such module.
-
-    Nothing is imported: the packages above a kernel's module may import a compiler.
-    """
-    top, *inner = name.split(".")
-    if top == "__main__":  # a compile worker has another one
-        return None
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError:  # a module made by hand
-        return None
-    for depth in range(1, len(inner) + 1):
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        spec = find_below(".".join([top, *inner[:depth]]), spec.submodule_search_locations)
-    return spec
-
-
-def find_below(name: str, folders: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module of a package is, given the package's folders; the package need not be loaded."""
-    portions: list[str] = []
-    for folder in folders:
-        finder = pkgutil.get_importer(folder)
-        spec = None if finder is None else finder.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            return spec
-        if spec is not None:
-            portions += spec.submodule_search_locations or ()
-    namespace = importlib.machinery.ModuleSpec(name, None, is_package=True)
-    namespace.submodule_search_locations = portions
-    return namespace if portions else None
 
 
 class ExactLoader(importlib.machinery.SourceFileLoader):

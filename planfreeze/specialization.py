@@ -35,7 +35,7 @@ TYPES_BY_VALUE = (
     ("u64", INTEGER_LIMITS["i64"][1] + 1, INTEGER_LIMITS["u64"][1]),
 )
 TRITON_NAMES = {
-    "bool": "i1",
+    "bool": "u1",
     "f8e4m3": "fp8e4nv",
     "f8e5m2": "fp8e5",
     "f16": "fp16",

@@ -180,9 +180,9 @@ def compile_task(message: Any) -> CompiledProgram:
 
 def compile_definition(definition: Definition, target: Target, sources: Sources) -> CompiledProgram:
     """Hand a definition to the compiler of its dialect, imported at the first program that needs it."""
-    from planfreeze.compilers.assignments import KeyedText
+    from planfreeze.compilers.assignments import keyed_text
 
-    text = KeyedText(sources)
+    text = keyed_text(sources)
     if isinstance(definition.source, TritonSource):
         from planfreeze.compilers import triton
 

@@ -18,9 +18,9 @@ FOLDERS = {
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
     ("errors", "settings"),
-    ("cache", "elf", "sources", "toolchain", "specialization", "entry_points"),
+    ("cache", "elf", "module_files", "sources", "toolchain", "specialization", "entry_points"),
     ("target", "payload", "family", "constants"),
-    ("parameters", "variants", "declared", "declarations"),
+    ("parameters", "arguments", "variants", "declared", "declarations"),
     ("key", "record", "inspection"),
     ("models",),
     ("plans",),

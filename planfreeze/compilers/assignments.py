@@ -14,12 +14,13 @@ from typing import Any
 
 from planfreeze.compilers.bindings import Imported, Scope, Unfollowable, bind, bind_module
 from planfreeze.errors import SourceChanged
-from planfreeze.sources import Sources, find_source
+from planfreeze.module_files import find_source
+from planfreeze.sources import KERNELS_SCOPE, Sources, is_within
 
-__all__ = ["KeyedText", "Reference", "is_pure", "is_trusted", "unwrap_constexpr"]
+__all__ = ["KeyedText", "Reference", "is_pure", "is_trusted", "keyed_text", "unwrap_constexpr"]
 
-TRUSTED = ("triton", "cutlass")
-"""Packages whose content the key's toolchain covers."""
+TRUSTED = ("triton", "cutlass", "planfreeze")
+"""Packages whose content the key's toolchain covers, and planfreeze itself, which makes no code."""
 # Modules of the standard library whose values differ from one process to the next.
 IMPURE = frozenset(
     {"os", "posix", "sys", "io", "pathlib", "tempfile", "shutil", "glob", "subprocess", "signal", "gc", "builtins"}
@@ -52,12 +53,17 @@ class KeyedText:
 
     def __init__(self, sources: Sources) -> None:
         self.digests = dict(sources.modules)
+        self._trees: dict[str, ast.Module] = {}
         self._scopes: dict[str, Scope] = {}
         self._values: dict[tuple[str, str], Any] = {}
 
-    @functools.cache  # noqa: B019 - lives as long as one compile
     def tree(self, module: str) -> ast.Module:
         """Return the parsed text of a module, after checking that it is the text that was keyed."""
+        if module not in self._trees:
+            self._trees[module] = self._parse(module)
+        return self._trees[module]
+
+    def _parse(self, module: str) -> ast.Module:
         path = find_source(module)
         data = b"" if path is None else path.read_bytes()
         if hashlib.sha256(data).hexdigest() != self.digests[module]:
@@ -184,6 +190,12 @@ class KeyedText:
         return attempt(function, *arguments)
 
 
+@functools.lru_cache(maxsize=4)
+def keyed_text(sources: Sources) -> KeyedText:
+    """Return the text of modules, parsed once for all variants that are compiled from it one after another."""
+    return KeyedText(sources)
+
+
 def operate(node: ast.expr, visit: Callable[[ast.expr], Any]) -> Any:
     """Evaluate an operation on plain values."""
 
@@ -225,8 +237,8 @@ def unwrap_constexpr(value: Any) -> Any:
 
 
 def is_trusted(module: str) -> bool:
-    """Tell whether a module belongs to a compiler, whose content the key covers."""
-    return module.partition(".")[0] in TRUSTED
+    """Tell whether a module belongs to a compiler, whose content the key covers, or to what makes no code."""
+    return module.partition(".")[0] in TRUSTED and not is_within(module, KERNELS_SCOPE)
 
 
 def is_pure(module: str) -> bool:

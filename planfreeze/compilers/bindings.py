@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from planfreeze.sources import imported_from, package_of
+from planfreeze.module_files import package_of
+from planfreeze.sources import imported_from
 
 __all__ = ["Imported", "Scope", "Unfollowable", "bind", "bind_module"]
 

@@ -6,6 +6,7 @@ defines, or a compiler's; values have to be what the text says. Names that are l
 
 import ast
 import builtins
+import dataclasses
 import enum
 import functools
 import inspect
@@ -68,17 +69,16 @@ class Walk:
             self._visit_class(value, name)
 
     def _visit_function(self, function: FunctionType, value: Any, name: str) -> None:
+        module = home_of(function)
         wrapped = function.__dict__.get("__wrapped__")
         if wrapped is not None:
             self.visit(wrapped, name)
-            if is_trusted(function.__module__) or is_pure(function.__module__):
-                return
-        if not self._is_followed(function.__module__, name, "function"):
+        if not self._is_followed(module, name, "function"):
             return
         node = self._find_text(function, name)
         compiled_text = getattr(value, "_src", None)  # what Triton compiles in place of the file's text
         if compiled_text is not None and not is_same_code(compiled_text, node):
-            self._refuse(name, f"its text was replaced after {function.__module__} was loaded")
+            self._refuse(name, f"its text was replaced after {module} was loaded")
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
         for variable, cell in free.items():
             if variable != "__class__" and cell.cell_contents is not wrapped:
@@ -98,14 +98,8 @@ class Walk:
                 label = f"{base.__name__}.{attribute}"
                 if function_below(value) is None and not isinstance(value, type):
                     self._compare_attribute(base, attribute, value, label)
-                elif getattr(function_below(value), "__module__", base.__module__) == base.__module__:
-                    self._visit_method(value, label)
-
-    def _visit_method(self, value: Any, label: str) -> None:
-        function = function_below(value)
-        is_generated = function is not None and function.__code__.co_filename.startswith("<")
-        if not is_generated:  # what the standard library's dataclasses write follows from the class' text
-            self.visit(value, label)
+                elif not is_generated(base, value):
+                    self.visit(value, label)
 
     def _compare_attribute(self, base: type, attribute: str, value: Any, label: str) -> None:
         if isinstance(value, (MemberDescriptorType, GetSetDescriptorType)) or is_private_of_enum(base, attribute):
@@ -119,11 +113,12 @@ class Walk:
 
     def _visit_use(self, function: FunctionType, use: Use) -> None:
         root, *attributes = use.names
+        module = home_of(function)
         if root not in function.__globals__:
             if root in IMPURE_BUILTINS and hasattr(builtins, root):
                 self._refuse(root, "it gives something else in every process")
             return  # a builtin, or a name that is never reached
-        owner, name, value = function.__module__, root, function.__globals__[root]
+        owner, name, value = module, root, function.__globals__[root]
         if not isinstance(value, ModuleType):
             self._check_value(owner, name, value, use)
             return
@@ -162,18 +157,19 @@ class Walk:
         """Tell whether a function or class is in the keyed text; refuse what is neither there nor a compiler's."""
         if module in self.text.digests:
             return True
-        if is_trusted(module) or is_pure(module) or module in ("builtins", "planfreeze.family"):
+        if is_trusted(module) or is_pure(module) or module == "builtins":
             return False
         self._refuse(name, f"the {kind} is in {module}, which is not in the key; name it in the family's sources")
 
     def _find_text(self, function: FunctionType, name: str) -> ast.FunctionDef:
         code = getattr(function, "_original_code", function.__code__)  # CuTe rewrites the code of its functions
-        for node in ast.walk(self.text.tree(function.__module__)):
+        module = home_of(function)
+        for node in ast.walk(self.text.tree(module)):
             if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
                 first = min((node.lineno, *(decorator.lineno for decorator in node.decorator_list)))
                 if first == code.co_firstlineno:
                     return node
-        self._refuse(name, f"its text is not in {function.__module__}: it was made by exec, or by a decorator")
+        self._refuse(name, f"its text is not in {module}: it was made by exec, or by a decorator")
 
     def _refuse(self, name: str, reason: str) -> NoReturn:
         raise UnkeyedCapture(self.kernel, name, reason)
@@ -217,6 +213,22 @@ def is_same_code(text: str, node: ast.FunctionDef) -> bool:
     bodies = ([ast.dump(part) for part in (definition.args, *definition.body)] for definition in (found, node))  # type: ignore[attr-defined]
     first, second = bodies
     return first == second
+
+
+def home_of(function: FunctionType) -> str:
+    """Return the module whose names a function uses; a wrapper's ``__module__`` is that of what it wraps."""
+    return str(function.__globals__.get("__name__", function.__module__))
+
+
+def is_generated(base: type, method: Any) -> bool:
+    """Tell whether the standard library wrote a method of a dataclass: it follows from the class' text."""
+    function = inspect.unwrap(method) if callable(method) else None
+    return (
+        dataclasses.is_dataclass(base)
+        and isinstance(function, FunctionType)
+        and function.__name__.startswith("__")
+        and function.__code__.co_filename == "<string>"
+    )
 
 
 def is_private_of_enum(base: type, attribute: str) -> bool:

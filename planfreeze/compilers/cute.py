@@ -67,7 +67,8 @@ def compile_program(
     cubin = compiled.artifacts.CUBIN
     if not cubin:
         raise CompileFailed(source.kernel, "the DSL gave no cubin")
-    return CompiledProgram(cubin=bytes(cubin), launch=source.launch or read_launch(source.kernel, read_module(dumps)))
+    launch = source.launch or read_launch(source.kernel, read_module(dumps), str(compiled.ir_module))
+    return CompiledProgram(cubin=bytes(cubin), launch=launch)
 
 
 def order_values(

@@ -19,25 +19,43 @@ VALUE = r"%[\w.#-]+"
 CREATE = re.compile(rf"({VALUE}) = cuda\.launch_cfg\.create[^(]*\((.*?)\) :")
 SETTING = re.compile(rf"cuda\.launch_cfg\.(\w+)\[{VALUE}\]\s*\(?(.*?)\)? :")
 LAUNCH = re.compile(rf"cuda\.launch_ex @\S+?<{VALUE}>\s*\((.*?)\)")
+SIZE = re.compile(rf"({VALUE}) = cute\.kernel_smem_size")
+CONFIGURATION = re.escape("!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>")
 CONSTANT = re.compile(rf"({VALUE}) = arith\.constant (-?\d+|true|false)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The host function of a module: its arguments without the stream, its lines with their depth, its constants."""
+    """The host function of a module.
+
+    Parameters
+    ----------
+    arguments : tuple of str
+        Its arguments without the stream.
+    lines : tuple of (int, str)
+        Its lines, each with how deep it is nested; 1 is the function's own level.
+    constants : dict
+        Values that are constant.
+    sizes : set
+        Values that are the shared memory that the DSL counted for the kernel.
+    """
 
     arguments: tuple[str, ...]
     lines: tuple[tuple[int, str], ...]
     constants: dict[str, int]
+    sizes: frozenset[str]
 
 
-def read_launch(kernel: str, module: str) -> LaunchInfo:
+def read_launch(kernel: str, module: str, lowered: str) -> LaunchInfo:
     """Return the facts of the one launch in a module of MLIR text.
 
     Parameters
     ----------
     kernel : str
         The function, for messages.
+    module, lowered : str
+        The module as the function was traced, and as it was compiled in the end: shared memory that a launch leaves
+        to the DSL has its size there alone.
 
     Raises
     ------
@@ -55,10 +73,10 @@ def read_launch(kernel: str, module: str) -> LaunchInfo:
     if tuple(split(passed)) != host.arguments:
         expected = f"its {len(host.arguments)} arguments as they came, in order"
         refuse(kernel, f"it gives its kernel ({passed}), not {expected}", "Compute in the kernel, not around it")
-    return make_info(kernel, host)
+    return make_info(kernel, host, lowered)
 
 
-def make_info(kernel: str, host: Host) -> LaunchInfo:
+def make_info(kernel: str, host: Host, lowered: str) -> LaunchInfo:
     """Make the launch facts of what a host function configures."""
 
     def constant(name: str, what: str) -> int:
@@ -75,7 +93,8 @@ def make_info(kernel: str, host: Host) -> LaunchInfo:
             block = re.search(r"blockDim = \((.*?)\)", found[2])
             shared = re.search(rf"dynamicSmemBytes = ({VALUE})", found[2])
             facts["block"] = tuple(constants(block[1] if block else "", "block"))
-            facts["shared_bytes"] = constant(shared[1] if shared else "", "smem")
+            size = read_shared_bytes(lowered) if shared and shared[1] in host.sizes else None
+            facts["shared_bytes"] = constant(shared[1] if shared else "", "smem") if size is None else size
         elif found := SETTING.search(line):
             name, values = found[1], constants(found[2], found[1])
             read_setting(kernel, name, values, facts)
@@ -116,7 +135,20 @@ def read_host(kernel: str, module: str) -> Host:
         elif found := re.search(rf"({VALUE}) = arith\.(?:ext[su]i|trunci|index_cast) ({VALUE})", line):
             constants.update({found[1]: constants[found[2]]} if found[2] in constants else {})
     arguments = tuple(name for name, kind in parameters if kind != "!cuda.stream")
-    return Host(arguments, tuple(lines), constants)
+    sizes = frozenset(found[1] for _, line in lines if (found := SIZE.search(line)))
+    return Host(arguments, tuple(lines), constants, sizes)
+
+
+def read_shared_bytes(lowered: str) -> int | None:
+    """Return the dynamic shared memory that a compiled host function writes into its one launch configuration."""
+    places = set(re.findall(rf"({VALUE}) = llvm\.getelementptr {VALUE}\[0, 2\] : .*?{CONFIGURATION}", lowered))
+    stored = [
+        value for value, place in re.findall(rf"llvm\.store ({VALUE}), ({VALUE}) : i64", lowered) if place in places
+    ]
+    if len(stored) != 1:
+        return None
+    found = re.search(rf"{re.escape(stored[0])} = llvm\.mlir\.constant\((\d+) : i64\)", lowered)
+    return int(found[1]) if found else None
 
 
 def split(values: str) -> list[str]:

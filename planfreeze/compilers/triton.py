@@ -75,10 +75,8 @@ def compile_program(
 
 
 def type_name(argument: Argument) -> str:
-    """Return an argument's type as Triton's signatures spell it; a truth value is one bit without sign."""
-    if argument.is_pointer:
-        return "*" + TRITON_NAMES.get(argument.dtype, argument.dtype)
-    return "u1" if argument.dtype == "bool" else TRITON_NAMES.get(argument.dtype, argument.dtype)
+    """Return an argument's type as Triton's signatures spell it."""
+    return "*" * argument.is_pointer + TRITON_NAMES.get(argument.dtype, argument.dtype)
 
 
 def find_function(reference: str, kernel: Any) -> Any:
