@@ -29,17 +29,13 @@ def is_beside(name: str, other: str) -> bool:
 
 
 def folder_of(top: str) -> Path | None:
-    """Return the folder of the search path that a top-level module is found in."""
-    path = find_module_path(top)
-    if path is None:
-        return None
-    return path.parent.parent if path.name == "__init__.py" else path.parent
-
-
-def find_module_path(top: str) -> Path | None:
-    """Return the file of a top-level module, if it has one."""
+    """Return the folder of the search path that a top-level module, package or namespace is found in."""
     spec = find_module(top)
-    return None if spec is None or spec.origin is None or not spec.has_location else Path(spec.origin)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is not None:
+        return next((Path(location).parent for location in spec.submodule_search_locations), None)
+    return Path(spec.origin).parent if spec.origin is not None and spec.has_location else None
 
 
 def package_of(name: str) -> str:

@@ -252,7 +252,8 @@ def test_key_depends_on_the_driver_of_its_compiler_alone(parts, monkeypatch):
     monkeypatch.setattr(keys, "hash_source", lambda name: asked.append(name) or name)
     make_key(**parts)
     make_key(**parts | {"definition": define(CUTE)})
-    assert asked == ["planfreeze.compilers.triton", "planfreeze.compilers.cute"]
+    assert asked == [*keys.DRIVERS["triton"], *keys.DRIVERS["cute"]]
+    assert not set(keys.DRIVERS["triton"]) & set(keys.DRIVERS["cute"])
 
 
 def test_sources_of_a_program_are_those_of_its_family_and_its_kernel(toys):
