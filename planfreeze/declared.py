@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from planfreeze.constants import freeze_constant
+from planfreeze.constants import freeze_constant, spell_field
 from planfreeze.errors import InvalidArgument, InvalidPayload
 from planfreeze.family import CuteSource, Definition, Family, Grid, Scalars, TritonSource
 from planfreeze.parameters import Integer, Parameter, Tensor
@@ -80,6 +80,14 @@ class DeclaredFamily(Family):
             is_followed = any(rule.argument == parameter.name for rule in self.computed.values())
             if self.markings[parameter.name] not in ("free", "declared") and len(then) < len(now) and not is_followed:
                 yield f"do_not_specialize={parameter.name!r} leaves {len(then)} of every {len(now)} variants"
+
+    def read_field(self, name: str, text: str) -> Field | None:
+        """Return the declared value of a constant or option that is spelled like ``text``, or None."""
+        known = {**self.constants, **self.settings}
+        for found in self.configurations:
+            known |= {key: (*known.get(key, ()), value) for key, value in found.items()}
+        values = {field_name(key): values for key, values in known.items()}.get(name, ())
+        return next((value for value in values if spell_field(value) == text), None)
 
     def specialize(self, *values: Any, **named: Any) -> Payload:
         """Return the payload of the variant that a call takes; see :meth:`select`."""

@@ -129,7 +129,7 @@ def explain(family_name: str, stated: Sequence[str], target: Target, store: Stor
         There is no such family, or its payload has no such fields.
     """
     family = find_family(family_name)
-    payload = family.payload.from_fields(parse_fields(family.name, stated))
+    payload = family.payload.from_fields(parse_fields(family, stated))
     definition = family.define(payload, target)
     try:
         sources = read_sources(source_roots(family, definition))
@@ -196,14 +196,18 @@ def family_modules() -> Iterator[str]:
         yield found.name
 
 
-def parse_fields(family_name: str, stated: Sequence[str]) -> dict[str, Field]:
-    """Parse NAME=VALUE texts: true and false are flags, digits are ints, all else is text."""
+def parse_fields(family: Family, stated: Sequence[str]) -> dict[str, Field]:
+    """Parse NAME=VALUE texts: true and false are flags, digits are ints, all else is text.
+
+    A value that a declared family spells like this is that value, such as 0.5, None or ``module:function``.
+    """
     fields: dict[str, Field] = {}
     for text in stated:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidPayload(family_name, f"{text!r} is not NAME=VALUE")
-        fields[name] = parse_value(value)
+            raise InvalidPayload(family.name, f"{text!r} is not NAME=VALUE")
+        declared = family.read_field(name, value) if isinstance(family, DeclaredFamily) else None
+        fields[name] = parse_value(value) if declared is None else declared
     return fields
 
 

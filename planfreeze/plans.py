@@ -23,6 +23,7 @@ __all__ = ["PLAN_FORMAT", "FrozenPlan", "Plan", "PlanEntry", "PlanFamily", "make
 
 PLAN_FORMAT = 1
 FAMILY_OPTION = "--family"
+MAX_JOINED = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,8 @@ def plan_families(families: Sequence[DeclaredFamily], names: Sequence[str], *, t
     """
     payloads = tuple(dict.fromkeys(payload for family in families for payload in family.payloads()))
     joined = "-and-".join(dict.fromkeys(family.name for family in families))
+    if len(joined) > MAX_JOINED:  # a store's names are limited; the digest keeps two long lists apart
+        joined = f"{families[0].name}-and-{len(families) - 1}-more-{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
     options = (FAMILY_OPTION, ",".join(names))
     return Plan(model=joined, tp=1, target=target, payloads=payloads, options=options)
 

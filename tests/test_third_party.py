@@ -37,7 +37,12 @@ class Installation:
         done = subprocess.run(
             [sys.executable, *command],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "XDG_CACHE_HOME": str(self.folder / "cache")},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(folders),
+                "XDG_CACHE_HOME": str(self.folder / "cache"),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -157,6 +162,26 @@ def test_a_payload_is_explained_by_the_name_of_its_family(installed: Installatio
     text = installed.run("-m", "planfreeze", *command, "tile=64", status=3).stdout
     assert "tile: 16 -> 64" in text or "tile: 32 -> 64" in text
     assert "planfreeze build --family sample_gemm" in text
+
+
+def test_a_constant_that_is_a_function_is_explained_by_its_name(installed: Installation, built: Any) -> None:
+    sizes = [f"{name}=i32-by-16" for name in ("n", "k", "a_stride", "b_stride", "c_stride")]
+    fields = ["a=f16", "b=f16", "c=f16", "m=i32", *sizes, "ACTIVATION=sample_kernels.reductions:relu"]
+    tiles = ["BLOCK_M=64", "BLOCK_N=64", "BLOCK_K=32", "num_warps=4"]
+    command = ("explain", "sample_matmul", *fields, *tiles, "--arch", "sm_90a", "--store", "store")
+    assert "ACTIVATION=sample_kernels.reductions:relu" in installed.run("-m", "planfreeze", *command).stdout
+
+
+def test_shared_memory_that_a_launch_leaves_to_the_dsl_is_launched_with(installed: Installation, built: Any) -> None:
+    script = (
+        "from pathlib import Path; from planfreeze.cache.store import Store\n"
+        "from planfreeze.record import ProgramRecord\n"
+        "store = Store.open(Path('store'))\n"
+        "for entry in store.entries('record'):\n"
+        "    record = ProgramRecord.decode(store.get_record(entry.name))\n"
+        "    if record.family.endswith(':sample_gemm'): print(record.launch.block[0], record.launch.shared_bytes)"
+    )
+    assert sorted(installed.run("-c", script).stdout.split("\n")) == ["", "16 2048", "32 8192"]
 
 
 EDITS = {
@@ -331,3 +356,27 @@ def test_families_that_cannot_be_planned(
     installed: Installation, arguments: tuple[str, ...], status: int, reason: str
 ) -> None:
     assert reason in " ".join(installed.refused("plan", *arguments, status=status).replace("│", " ").split())
+
+
+def test_the_launches_of_the_example_take_every_variant(installed: Installation) -> None:
+    pytest.importorskip("torch")
+    script = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1]); import launch_frozen as example\n"
+        "taken = {family.name: set() for family in example.FAMILIES}\n"
+        "for case in example.make_cases(torch.device('cpu')):\n"
+        "    taken[case.family.name].add(case.family.specialize(*case.values, **case.constants))\n"
+        "for family in example.FAMILIES:\n"
+        "    assert taken[family.name] == set(family.payloads()), family.name\n"
+        "print('all', 'triton' in sys.modules)"
+    )
+    assert installed.run("-c", script, str(EXAMPLE)).stdout == "all False\n"
+
+
+def test_the_example_says_what_builds_its_plan_and_that_there_is_no_gpu(installed: Installation, built: Any) -> None:
+    pytest.importorskip("torch")
+    script = str(EXAMPLE / "launch_frozen.py")
+    _, *arguments = installed.run(script, "--command").stdout.split()
+    report = installed.planfreeze(*arguments, "--store", "store")
+    assert (report["compiled"], report["reused"]) == (0, sum(VARIANTS.values()))
+    environment_without_gpu = installed.run(script, "--store", "store", "--arch", "sm_90a", status=6)
+    assert "no CUDA device" in environment_without_gpu.stderr
