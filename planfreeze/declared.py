@@ -2,12 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from planfreeze.constants import freeze_constant, spell_field
 from planfreeze.errors import InvalidArgument, InvalidPayload
-from planfreeze.family import CuteSource, Definition, Family, Grid, Scalars, TritonSource
+from planfreeze.family import Argument, CuteSource, Definition, Family, Grid, Scalars, TritonSource
 from planfreeze.parameters import Integer, Parameter, Tensor
 from planfreeze.payload import Field, Payload
 from planfreeze.specialization import Marking
@@ -203,4 +203,11 @@ def define_variant(family: DeclaredFamily, payload: Payload, source: SourceRule,
         blocks = (*stated, 1, 1)
         return (blocks[0], blocks[1], blocks[2])
 
-    return Definition(arguments=tuple(arguments), source=source(family, constants, chosen), grid=grid)
+    taken = tuple(with_fixed(argument, fixed) for argument in arguments) if fixed else tuple(arguments)
+    return Definition(arguments=taken, source=source(family, constants, chosen), grid=grid)
+
+
+def with_fixed(argument: Argument, fixed: Mapping[str, int]) -> Argument:
+    """Let a tensor's size rule see the integers that are constants of the variant, beside those that are passed."""
+    rule = argument.elements
+    return argument if rule is None else replace(argument, elements=lambda scalars: rule({**fixed, **scalars}))

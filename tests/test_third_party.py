@@ -216,6 +216,17 @@ def test_an_edit_of_a_captured_value_changes_the_bytes_too(edited: Installation)
     assert len(blobs() - first) == 2
 
 
+def test_what_a_heuristic_would_choose_is_chosen_by_the_family(edited: Installation) -> None:
+    def build() -> set[str]:
+        report = edited.planfreeze("build", "--family", "sample_softmax", "--arch", "sm_90a", "--store", "store")
+        assert (report["compiled"], report["failed"]) == (VARIANTS["sample_softmax"], [])
+        return {path.name for path in (edited.folder / "store" / "objects").rglob("*") if path.is_file()}
+
+    plain = build()
+    edited.edit("softmax_triton", "@triton.jit", '@triton.heuristics({"BLOCK": lambda call: 1 // 0})\n@triton.jit')
+    assert build() == plain, "the kernel below the decorator is compiled, with the family's constants"
+
+
 UNFREEZABLE = {
     "a value of the environment": (
         *("softmax_triton", 'tl.constexpr(float("-inf"))', 'tl.constexpr(float(len(__import__("os").sep)))'),
@@ -223,7 +234,7 @@ UNFREEZABLE = {
     ),
     "a marking that the kernel does not have": (
         *("matmul_triton", '@triton.jit(do_not_specialize=["m"])', "@triton.jit"),
-        *("sample_matmul", "parameter m is declared free and the kernel has it specialized"),
+        *("sample_matmul", "parameter m is declared in do_not_specialize and the kernel has it specialized"),
     ),
     "an annotation that is not declared": (
         *("layer_norm_triton", "bias, columns,", "bias, columns: tl.int64,"),
@@ -231,7 +242,7 @@ UNFREEZABLE = {
     ),
     "a marked constant": (
         *("layer_norm_triton", "@triton.jit", '@triton.jit(do_not_specialize=["BLOCK"])'),
-        *("sample_layer_norm", "parameter BLOCK is declared a constant and the kernel has it free"),
+        *("sample_layer_norm", "parameter BLOCK is declared a constant and the kernel has it in do_not_specialize"),
     ),
     "an autotuner that resets": (
         *("matmul_triton", 'key=["m", "n", "k"]', 'key=["m", "n", "k"], reset_to_zero=["c"]'),
@@ -273,6 +284,10 @@ UNFREEZABLE = {
     "a block that depends on an argument": (
         *("scale_add_cute", "block=[THREADS, 1, 1]", "block=[count, 1, 1]"),
         *("sample_scale_add", "block of its launch is no constant"),
+    ),
+    "a tensor as parameter": (
+        *("scale_add_cute", "def scale_add(out: Int64, x: Int64,", "def scale_add(out: Int64, x: cute.Tensor,"),
+        *("sample_scale_add", "parameter x is declared Int64 and the kernel has it as Tensor"),
     ),
     "another type than declared": (
         *("scale_add_cute", "def scale_add(out: Int64, x: Int64,", "def scale_add(out: Int64, x: Int32,"),

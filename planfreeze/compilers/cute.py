@@ -97,8 +97,11 @@ def order_values(
             passed.append(constants[name])
         elif name in types:
             if parameter.annotation is not types[name]:
-                spelled = getattr(parameter.annotation, "__name__", parameter.annotation)
-                raise ContradictoryMarking(kernel, name, types[name].__name__, f"as {spelled}")
+                found = parameter.annotation
+                spelled = (
+                    "without annotation" if found is parameter.empty else f"as {getattr(found, '__name__', found)}"
+                )
+                raise ContradictoryMarking(kernel, name, types[name].__name__, spelled)
             taken.append(name)
             passed.append(placeholders[name])
         else:

@@ -19,6 +19,12 @@ from planfreeze.target import Target
 
 __all__ = ["compile_program"]
 
+SPELLED = {
+    "specialized": "specialized",
+    "unaligned": "in do_not_specialize_on_alignment",
+    "free": "in do_not_specialize",
+}
+"""What markings are called where they are declared."""
 DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
@@ -118,7 +124,7 @@ def check_markings(source: TritonSource, kernel: Any) -> None:
         found = marking_of(parameter)
         if parameter.is_constexpr:
             if found != "specialized":
-                raise ContradictoryMarking(source.kernel, parameter.name, "a constant", f"{found} by do_not_specialize")
+                raise ContradictoryMarking(source.kernel, parameter.name, "a constant", SPELLED[found])
             if parameter.name in declared:
                 raise ContradictoryMarking(source.kernel, parameter.name, "an argument", "as tl.constexpr")
             continue
@@ -126,7 +132,7 @@ def check_markings(source: TritonSource, kernel: Any) -> None:
             continue  # the comparison of parameters reports it
         marking, annotations = declared[parameter.name]
         if marking != found:
-            raise ContradictoryMarking(source.kernel, parameter.name, marking, found)
+            raise ContradictoryMarking(source.kernel, parameter.name, SPELLED[marking], SPELLED[found])
         if parameter.annotation_type not in annotations:
             spelled = " or ".join(name or "without annotation" for name in annotations)
             annotation = parameter.annotation_type or "without annotation"
