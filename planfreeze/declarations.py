@@ -205,6 +205,7 @@ def declare(
             configurations=tuned,
             computed=computed,
             by_name=by_name,
+            known=frozenset((*by_name, *alternatives)),
         )
         return register_family(family)
 

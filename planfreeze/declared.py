@@ -16,6 +16,8 @@ from planfreeze.variants import plain_constant as plain
 
 __all__ = ["DeclaredFamily", "GridRule", "SourceRule", "define_variant"]
 
+MAX_SELECTED = 4096
+"""Payloads that a family remembers; a family has at most 1024 variants, the rest are calls that were refused."""
 GridRule = Callable[..., Sequence[int] | None]
 
 
@@ -35,6 +37,10 @@ class DeclaredFamily(Family):
         Combinations of constants and options that go together; each names the same ones.
     computed : mapping of str to Derived
         Constants that follow from an argument.
+    by_name, known
+        The arguments by name; the names of everything that a call may state.
+    selected : dict
+        Payloads of calls that were made, by the classes of their arguments and what their constants are.
     """
 
     parameters: tuple[Parameter, ...]
@@ -44,6 +50,8 @@ class DeclaredFamily(Family):
     configurations: tuple[Mapping[str, Field], ...]
     computed: Mapping[str, Derived]
     by_name: Mapping[str, Parameter] = field(repr=False)
+    known: frozenset[str] = field(repr=False)
+    selected: dict[tuple[str, ...], Payload] = field(repr=False, compare=False, default_factory=dict)
 
     def payloads(self) -> tuple[Payload, ...]:
         """Return the payload of every variant that a call can take.
@@ -108,28 +116,39 @@ class DeclaredFamily(Family):
             An argument is missing, unknown, of another type or out of its declared range.
         """
         call = self._arrange(values, named)
-        fields: dict[str, Field] = {}
-        passed = []
-        for parameter in self.parameters:
-            value, marking = call[parameter.name], self.markings[parameter.name]
-            chosen = parameter.classify(self.name, value, marking)
-            fields[field_name(parameter.name)] = chosen
-            if not parameter.constant(chosen):
+        chosen, passed = [], []
+        for name, parameter in self.by_name.items():
+            value = call[name]
+            chosen.append(parameter.classify(self.name, value, self.markings[name]))
+            if not parameter.constant(chosen[-1]):
                 passed.append(value)
         stated = {name: freeze_constant(name, value) for name, value in call.items() if name not in self.by_name}
-        for name, value in self._complete(stated, call):
-            fields[field_name(name)] = value
-        return self.payload(**fields), tuple(passed)
+        for name, rule in self.computed.items():
+            value = freeze_constant(name, rule.function(call[rule.argument]))
+            if stated.setdefault(name, value) != value:
+                raise InvalidArgument(self.name, name, f"= {call[name]!r} is not the {plain(value)!r} it is derived as")
+        key = (*chosen, repr(stated))  # True and 1 are one key of a dictionary, and two constants
+        payload = self.selected.get(key)
+        if payload is None:
+            payload = self._make(chosen, stated)
+            if len(self.selected) < MAX_SELECTED:
+                self.selected[key] = payload
+        return payload, tuple(passed)
+
+    def _make(self, chosen: Sequence[str], stated: Mapping[str, Field]) -> Payload:
+        fields: dict[str, Field] = dict(zip(self.by_name, chosen, strict=True))
+        fields |= self._complete(stated)
+        return self.payload(**{field_name(name): value for name, value in fields.items()})
 
     def _arrange(self, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        names = tuple(self.by_name)
+        names = self.by_name.keys()
         if len(values) > len(names):
             raise InvalidArgument(self.name, f"number {len(names) + 1}", f"is one too many: {', '.join(names)}")
         call = dict(zip(names, values, strict=False))
-        known = {*names, *self.constants, *self.settings, *self.computed, *next(iter(self.configurations), ())}
         for name, value in named.items():
-            if name not in known or name in call:
-                reason = "is given twice" if name in call else f"is unknown; known are {', '.join(sorted(known))}"
+            if name not in self.known or name in call:
+                known = ", ".join(sorted(self.known))
+                reason = "is given twice" if name in call else f"is unknown; known are {known}"
                 raise InvalidArgument(self.name, name, reason)
             call[name] = value
         for name in names:
@@ -137,12 +156,8 @@ class DeclaredFamily(Family):
                 raise InvalidArgument(self.name, name, f"is missing: it takes {', '.join(names)}")
         return call
 
-    def _complete(self, stated: Mapping[str, Field], call: Mapping[str, Any]) -> Iterator[tuple[str, Field]]:
-        for name, rule in self.computed.items():
-            value = freeze_constant(name, rule.function(call[rule.argument]))
-            if stated.get(name, value) != value:
-                raise InvalidArgument(self.name, name, f"= {call[name]!r} is not the {plain(value)!r} it is derived as")
-            yield name, value
+    def _complete(self, stated: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
+        yield from ((name, stated[name]) for name in self.computed)
         for name, values in (*self.constants.items(), *self.settings.items()):
             if name not in stated and len(values) > 1:
                 known = ", ".join(repr(plain(value)) for value in values)

@@ -4,7 +4,7 @@ from importlib import metadata
 
 from planfreeze.errors import AmbiguousEntryPoint
 
-__all__ = ["FAMILIES", "MODELS", "find_entry_point"]
+__all__ = ["FAMILIES", "MODELS", "find_entry_point", "has_entry_point"]
 
 FAMILIES = "planfreeze.families"
 """Names of families, each "module:attribute" of a :class:`planfreeze.family.Family`."""
@@ -26,3 +26,8 @@ def find_entry_point(group: str, name: str) -> str | None:
     if len(found) > 1:
         raise AmbiguousEntryPoint(group, name, found)
     return found[0] if found else None
+
+
+def has_entry_point(group: str, name: str) -> bool:
+    """Tell whether any installed package declares a name. Imports nothing."""
+    return bool(metadata.entry_points(group=group, name=name))

@@ -1,5 +1,6 @@
 """Parameters of kernels declared by ranges: which classes of values they have, and what a class is compiled as."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -8,6 +9,7 @@ from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, DType, Scalars
 from planfreeze.specialization import (
     INTEGER_LIMITS,
+    ONE,
     TRITON_NAMES,
     TYPES_BY_VALUE,
     IntegerClass,
@@ -57,10 +59,9 @@ class Tensor:
             return NONE
         if not hasattr(value, "data_ptr") or not hasattr(value, "dtype"):
             raise InvalidArgument(family, self.name, f"is a {type(value).__name__}, not a tensor")
-        stated = str(value.dtype).removeprefix("torch.")
-        dtype, address = DTYPE_NAMES.get(stated, stated), value.data_ptr()
+        dtype, address = dtype_name(value.dtype), value.data_ptr()
         if dtype not in self.dtypes:
-            raise InvalidArgument(family, self.name, f"has dtype {stated}; declared are {', '.join(self.dtypes)}")
+            raise InvalidArgument(family, self.name, f"has dtype {value.dtype}; declared are {', '.join(self.dtypes)}")
         if address % self.alignment:
             reason = f"at {address:#x} is not aligned to the {self.alignment} bytes it is declared with"
             raise InvalidArgument(family, self.name, reason)
@@ -147,7 +148,7 @@ class Integer:
 
     def constant(self, chosen: str) -> tuple[object, ...]:
         """Return the constant that a class stands for, in a tuple; empty where it is a parameter."""
-        return () if IntegerClass.parse(chosen).dtype else (1,)
+        return (1,) if chosen == ONE else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +213,13 @@ class Flag:
 
 
 Parameter = Tensor | Integer | Real | Flag
+
+
+@functools.lru_cache(maxsize=64)
+def dtype_name(dtype: object) -> str:
+    """Return what planfreeze calls a tensor's dtype: torch's, or one that has such a name already."""
+    stated = str(dtype).removeprefix("torch.")
+    return DTYPE_NAMES.get(stated, stated)
 
 
 def is_aligned_never(marking: Marking) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 
 from planfreeze.declared import DeclaredFamily
+from planfreeze.entry_points import FAMILIES, has_entry_point
 from planfreeze.errors import DamagedPlan, EmptyPlan, InvalidModel, PlanfreezeError, PlanTooNew
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
@@ -57,6 +58,12 @@ class Plan:
         """Family and payload of every program."""
         return tuple((family_of(payload), payload) for payload in self.payloads)
 
+    def advice(self) -> tuple[str, ...]:
+        """Return what would make the plan smaller."""
+        families = {family.name: family for family, _ in self.programs}.values()
+        declared = (family for family in families if isinstance(family, DeclaredFamily))
+        return tuple(f"{family.name}: {advice}" for family in declared for advice in family.advice())
+
 
 def plan_name(model: str, tp: int, arch: str) -> str:
     """Return the reference name of a model's plan."""
@@ -75,6 +82,9 @@ def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> s
 def build_arguments(name: str) -> tuple[str, ...] | None:
     """Return the build's arguments for a plan's reference name, or None when it is not one."""
     found = re.fullmatch(r"(?P<model>.+)-tp(?P<tp>[0-9]+)-(?P<arch>sm_[0-9]+a)", name)
+    families = found["model"].split("-and-") if found and found["tp"] == "1" else [""]
+    if found and all(has_entry_point(FAMILIES, family) for family in families):
+        return (FAMILY_OPTION, ",".join(families), "--arch", found["arch"])
     return found and ("--model", found["model"], "--tp", found["tp"], "--arch", found["arch"])
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 __all__ = [
     "INTEGER_LIMITS",
+    "ONE",
     "TRITON_NAMES",
     "TYPES_BY_VALUE",
     "IntegerClass",

@@ -148,6 +148,15 @@ def test_a_family_has_to_be_declared_where_it_can_be_found_again() -> None:
             return (1,)
 
 
+def test_a_call_that_was_made_before_is_told_apart_by_type_all_the_same() -> None:
+    family = declare(integer("n", 2, 15), constants={"c": (True, 1, 1.0, 0.0, -0.0, (1,), (True,))})
+    calls = (True, 1, 1.0, 0.0, -0.0)
+    for _ in range(2):
+        assert len({family.specialize(3, c=value).digest for value in calls}) == len(calls)
+    assert family.specialize(3, c=1) is family.specialize(3, c=1)
+    assert family.specialize(3, c=1) == type(family.specialize(3, c=1)).from_fields({"n": "i32", "c": 1})
+
+
 def test_configurations_go_together_and_the_others_are_combined() -> None:
     family = declare(
         integer("n", 2, 15),
@@ -249,7 +258,7 @@ def grid_left(scalars: Any, constants: Any) -> None:
         (lambda f: f.specialize(True, address(16)), "n is a bool, not an int"),
         (lambda f: f.specialize(1, 16), "x is a int, not a tensor"),
         (lambda f: f.specialize(1, None), "x is a NoneType, not a tensor"),
-        (lambda f: f.specialize(1, address(16, "torch.float64")), "x has dtype float64; declared are f32"),
+        (lambda f: f.specialize(1, address(16, "torch.float64")), "x has dtype torch.float64; declared are f32"),
         (lambda f: f.specialize(1, address(18)), "x at 0x12 is not aligned to the 4 bytes"),
         (lambda f: f.specialize(1), "x is missing"),
         (lambda f: f.specialize(1, address(16), 3), "number 3 is one too many"),

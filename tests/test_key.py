@@ -247,6 +247,11 @@ def test_key_does_not_depend_on_the_framework_itself(built):
         assert "toys.families" in modules
 
 
+def test_what_a_family_says_of_markings_is_held_against_the_kernel_and_changes_no_key(parts):
+    marked = replace(TRITON, markings=(("source", "specialized", ("",)),))
+    assert make_key(**parts | {"definition": define(marked)}).digest == make_key(**parts).digest
+
+
 def test_key_depends_on_the_driver_of_its_compiler_alone(parts, monkeypatch):
     asked = []
     monkeypatch.setattr(keys, "hash_source", lambda name: asked.append(name) or name)

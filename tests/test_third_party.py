@@ -128,6 +128,17 @@ def test_families_are_planned_by_the_names_of_their_entry_points(installed: Inst
         assert len(plan["programs"]) == count
 
 
+def test_listing_a_family_says_what_would_shrink_it(installed: Installation) -> None:
+    shown = installed.run("-m", "planfreeze", "plan", "--family", "sample_layer_norm", "--arch", "sm_90a")
+    assert "note: sample_layer_norm: do_not_specialize='columns' leaves 1 of every 2 variants" in shown.stderr
+
+
+def test_a_plan_that_is_missing_names_the_families_that_build_it(installed: Installation) -> None:
+    plan = "sample_gemm-and-sample_softmax-tp1-sm_90a"
+    said = installed.refused("replay", "--plan", plan, "--store", "store", status=3)
+    assert "planfreeze build --family sample_gemm,sample_softmax --arch sm_90a" in said
+
+
 def test_every_variant_is_built_without_a_gpu_and_replays_under_the_guard(installed: Installation, built: Any) -> None:
     assert (built["compiled"], built["failed"]) == (sum(VARIANTS.values()), [])
     families = [part for name in VARIANTS for part in ("--family", name)]

@@ -41,6 +41,8 @@ def plan_command(
     with exit_codes():
         plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family)
         print_result(reports.plans_json(plans) if as_json else None, lambda: reports.plans_table(plans))
+        for advice in dict.fromkeys(advice for plan in plans for advice in plan.advice()):
+            typer.echo(f"note: {advice}", err=True)
 
 
 def build_command(

@@ -107,8 +107,6 @@ def declare_families(stated: list[str], archs: list[str] | None) -> tuple["Plan"
         if not isinstance(found, DeclaredFamily):
             raise UnlistedFamily(found.reference)
         families.append(found)
-        for advice in found.advice():
-            typer.echo(f"note: {found.name}: {advice}", err=True)
     archs = archs or [default_arch("sm_120a")]
     return tuple(plan_families(families, names, target=target(name)) for name in dict.fromkeys(archs))
 
