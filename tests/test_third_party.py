@@ -133,7 +133,7 @@ def test_listing_a_family_says_what_would_shrink_it(installed: Installation) -> 
     assert "note: sample_layer_norm: do_not_specialize='columns' leaves 1 of every 2 variants" in shown.stderr
 
 
-def test_a_plan_that_is_missing_names_the_families_that_build_it(installed: Installation) -> None:
+def test_a_plan_that_is_missing_names_the_families_that_build_it(installed: Installation, built: Any) -> None:
     plan = "sample_gemm-and-sample_softmax-tp1-sm_90a"
     said = installed.refused("replay", "--plan", plan, "--store", "store", status=3)
     assert "planfreeze build --family sample_gemm,sample_softmax --arch sm_90a" in said

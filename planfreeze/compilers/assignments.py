@@ -103,7 +103,7 @@ class KeyedText:
             raise Unfollowable(f"{class_name} of {module} is no class that is defined once, at the top level")
         scope: Scope = {}
         bind(module, found.body, scope, lambda test: self._evaluate(module, test))
-        return self._resolve(module, name, scope.get(name))
+        return self._resolve(module, name, scope.get(name), scope)
 
     def _scope(self, module: str) -> Scope:
         if module not in self._scopes:
@@ -120,7 +120,8 @@ class KeyedText:
                 return self.value(starred, name)
         raise Unfollowable(f"no statement at the top level of {module} assigns it")
 
-    def _resolve(self, module: str, name: str, bound: Any) -> Any:
+    def _resolve(self, module: str, name: str, bound: Any, scope: Scope | None = None) -> Any:
+        """Return what a binding gives; the names of ``scope``, that of a class body, are nearer than the module's."""
         if isinstance(bound, Unfollowable):
             raise bound
         if isinstance(bound, (ast.FunctionDef, ast.ClassDef)):
@@ -129,7 +130,8 @@ class KeyedText:
             return self._import(bound)
         if bound is None:
             raise Unfollowable(f"{module} does not assign {name} in its text")
-        return self._evaluate(module, bound)
+        inner = {other: value for other, value in (scope or {}).items() if other != name}
+        return self._evaluate(module, bound, inner)
 
     def _import(self, bound: Imported) -> Any:
         if bound.name is None:
@@ -147,11 +149,13 @@ class KeyedText:
         loaded = import_module(module)
         return getattr(loaded, name) if hasattr(loaded, name) else Reference(f"{module}.{name}")
 
-    def _evaluate(self, module: str, node: ast.expr) -> Any:
-        visit = functools.partial(self._evaluate, module)
+    def _evaluate(self, module: str, node: ast.expr, scope: Scope | None = None) -> Any:
+        visit = functools.partial(self._evaluate, module, scope=scope)
         match node:
             case ast.Constant():
                 return node.value
+            case ast.Name() if scope and node.id in scope:
+                return self._resolve(module, node.id, scope[node.id], scope)
             case ast.Name():
                 is_builtin = hasattr(builtins, node.id) and node.id not in self._scope(module)
                 return getattr(builtins, node.id) if is_builtin else self.value(module, node.id)

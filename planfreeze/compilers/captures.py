@@ -23,6 +23,8 @@ from planfreeze.errors import UnkeyedCapture
 __all__ = ["check_captures"]
 
 IMPURE_BUILTINS = {"open", "input", "eval", "exec", "compile", "globals", "locals", "vars", "id", "hash", "__import__"}
+# Attributes that the standard library adds to classes: named tuples, abstract classes, protocols.
+MADE_BY_LIBRARY = {"_fields", "_field_defaults", "_abc_impl", "_is_protocol", "_is_runtime_protocol"}
 MISSING = object()
 PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -102,7 +104,10 @@ class Walk:
                     self.visit(value, label)
 
     def _compare_attribute(self, base: type, attribute: str, value: Any, label: str) -> None:
-        if isinstance(value, (MemberDescriptorType, GetSetDescriptorType)) or is_private_of_enum(base, attribute):
+        is_slot = isinstance(value, (MemberDescriptorType, GetSetDescriptorType))
+        if is_slot or attribute in MADE_BY_LIBRARY or attribute in getattr(base, "_fields", ()):
+            return
+        if issubclass(base, enum.Enum) and attribute.startswith("_"):
             return
         stated = value.value if isinstance(value, enum.Enum) else value
         try:
@@ -221,16 +226,10 @@ def home_of(function: FunctionType) -> str:
 
 
 def is_generated(base: type, method: Any) -> bool:
-    """Tell whether the standard library wrote a method of a dataclass: it follows from the class' text."""
+    """Tell whether the standard library wrote a method of a dataclass or named tuple: it follows from the text."""
     function = inspect.unwrap(method) if callable(method) else None
-    return (
-        dataclasses.is_dataclass(base)
-        and isinstance(function, FunctionType)
-        and function.__name__.startswith("__")
-        and function.__code__.co_filename == "<string>"
-    )
-
-
-def is_private_of_enum(base: type, attribute: str) -> bool:
-    """Tell whether an attribute is what ``enum`` keeps of a class for itself."""
-    return issubclass(base, enum.Enum) and attribute.startswith("_")
+    if not isinstance(function, FunctionType) or not function.__name__.startswith("__"):
+        return False
+    if dataclasses.is_dataclass(base) and function.__code__.co_filename == "<string>":
+        return True
+    return issubclass(base, tuple) and home_of(function) == f"namedtuple_{base.__name__}"
