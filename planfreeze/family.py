@@ -10,6 +10,7 @@ from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 
 __all__ = [
+    "TRITON_TYPES",
     "Argument",
     "CuteSource",
     "Definition",
@@ -32,6 +33,15 @@ ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("i16", "u16", "f16", "bf16"), 2),
     **dict.fromkeys(("i32", "u32", "f32"), 4),
     **dict.fromkeys(("i64", "u64", "f64"), 8),
+}
+# The same types as Triton spells them.
+TRITON_TYPES: Mapping[str, str] = {name: name for name in ITEM_BYTES} | {
+    "bool": "u1",
+    "f8e4m3": "fp8e4nv",
+    "f8e5m2": "fp8e5",
+    "f16": "fp16",
+    "f32": "fp32",
+    "f64": "fp64",
 }
 Scalars = Mapping[str, int]
 Grid = tuple[int, int, int]

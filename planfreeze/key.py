@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgpack
 
 from planfreeze.constants import constant_modules
-from planfreeze.family import CuteSource, Definition, Family, TritonSource
+from planfreeze.family import TRITON_TYPES, CuteSource, Definition, Family, TritonSource
 from planfreeze.payload import Payload
 from planfreeze.record import RECORD_FORMAT
 from planfreeze.sources import Sources, hash_source
@@ -25,7 +25,7 @@ COMPILE_ENVIRONMENT: dict[str, dict[str, str]] = {
 }
 # What planfreeze itself does to a program's bytes and launch facts.
 DRIVERS = {
-    "triton": ("planfreeze.compilers.triton", "planfreeze.specialization"),
+    "triton": ("planfreeze.compilers.triton",),
     "cute": ("planfreeze.compilers.cute", "planfreeze.compilers.launches"),
 }
 COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
@@ -87,6 +87,7 @@ def encode_definition(definition: Definition) -> bytes:
             source.num_stages,
             source.divisible,
             source.options,
+            [TRITON_TYPES[a.dtype] for a in definition.arguments],
         ]
     else:
         launch = None if source.launch is None else source.launch.to_fields()

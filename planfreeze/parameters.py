@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from planfreeze.errors import InvalidArgument
-from planfreeze.family import Argument, DType, Scalars
+from planfreeze.family import TRITON_TYPES, Argument, DType, Scalars
 from planfreeze.specialization import (
     INTEGER_LIMITS,
     ONE,
-    TRITON_NAMES,
     TYPES_BY_VALUE,
     IntegerClass,
     Marking,
@@ -43,7 +42,7 @@ class Tensor:
     @property
     def annotations(self) -> tuple[str, ...]:
         """What Triton may make of the parameter's annotation; empty without one."""
-        names = [TRITON_NAMES.get(dtype, dtype) for dtype in self.dtypes] if len(self.dtypes) == 1 else []
+        names = [TRITON_TYPES[dtype] for dtype in self.dtypes] if len(self.dtypes) == 1 else []
         return ("", *(f"*{qualifier}{name}" for name in names for qualifier in ("", "k")))
 
     def classes(self, marking: Marking) -> tuple[str, ...]:

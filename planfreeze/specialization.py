@@ -11,7 +11,6 @@ from typing import Literal
 __all__ = [
     "INTEGER_LIMITS",
     "ONE",
-    "TRITON_NAMES",
     "TYPES_BY_VALUE",
     "IntegerClass",
     "Marking",
@@ -35,15 +34,6 @@ TYPES_BY_VALUE = (
     ("i64", INTEGER_LIMITS["i32"][1] + 1, INTEGER_LIMITS["i64"][1]),
     ("u64", INTEGER_LIMITS["i64"][1] + 1, INTEGER_LIMITS["u64"][1]),
 )
-TRITON_NAMES = {
-    "bool": "u1",
-    "f8e4m3": "fp8e4nv",
-    "f8e5m2": "fp8e5",
-    "f16": "fp16",
-    "f32": "fp32",
-    "f64": "fp64",
-}
-"""What Triton calls element types that have another name there."""
 ONE, BY_16 = "one", "-by-16"
 
 

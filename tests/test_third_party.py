@@ -166,6 +166,18 @@ def test_a_model_of_an_entry_point_is_built_by_its_name(installed: Installation,
     assert report["plans"][0]["name"] == "sample_model-tp1-sm_90a"
 
 
+def test_an_entry_point_may_offer_the_file_of_a_model(edited: Installation) -> None:
+    (edited.folder / "models.py").write_text("from pathlib import Path\nFILE = Path(__file__).with_name('any.toml')\n")
+    model = 'hidden = 256\nintermediate = 64\nexperts = 4\ntop_k = 2\nweight_format = "mxfp4"\n'
+    (edited.folder / "any.toml").write_text(model + 'programs = "sample_kernels.families:list_programs"\n')
+    write_distribution(edited.folder, "offers-models", {"planfreeze.models": {"offered": "models:FILE"}})
+    (plan,) = edited.planfreeze("plan", "--model", "offered", "--arch", "sm_90a")["plans"]
+    assert plan["name"] == "offered-tp1-sm_90a"
+    assert len(plan["programs"]) == VARIANTS["sample_softmax"] + VARIANTS["sample_gemm"]
+    (edited.folder / "any.toml").write_text(model.replace("4", "four"))
+    assert "any.toml" in edited.refused("plan", "--model", "offered", status=2)
+
+
 def test_a_payload_is_explained_by_the_name_of_its_family(installed: Installation, built: Any) -> None:
     fields = [*(f"{name}=f32" for name in "abc"), *(f"{name}=i32" for name in "mnk")]
     command = ["explain", "sample_gemm", *fields, "--arch", "sm_90a", "--store", "store"]

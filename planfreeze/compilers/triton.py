@@ -13,8 +13,7 @@ from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
 from planfreeze.constants import thaw_constant
 from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
-from planfreeze.family import Argument, LaunchInfo, TritonSource
-from planfreeze.specialization import TRITON_NAMES
+from planfreeze.family import TRITON_TYPES, Argument, LaunchInfo, TritonSource
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
@@ -82,7 +81,7 @@ def compile_program(
 
 def type_name(argument: Argument) -> str:
     """Return an argument's type as Triton's signatures spell it."""
-    return "*" * argument.is_pointer + TRITON_NAMES.get(argument.dtype, argument.dtype)
+    return "*" * argument.is_pointer + TRITON_TYPES[argument.dtype]
 
 
 def find_function(reference: str, kernel: Any) -> Any:
