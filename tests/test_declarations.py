@@ -24,6 +24,7 @@ from planfreeze.declared import DeclaredFamily
 from planfreeze.errors import FamilyTooLarge, InvalidArgument, InvalidDeclaration, InvalidPayload
 from planfreeze.explanations import describe_nearest
 from planfreeze.family import load_family
+from planfreeze.key import encode_definition, source_roots
 from planfreeze.target import target
 
 SM_90A = target("sm_90a")
@@ -305,3 +306,33 @@ def test_families_are_found_by_the_place_they_are_declared_at(tmp_path: Any, mon
     found = load_family("declares_one:declared_family")
     assert isinstance(found, DeclaredFamily)
     assert len(found.payloads()) == 2
+
+
+def test_modules_that_a_family_names_belong_to_its_programs() -> None:
+    family = declare(integer("n", 2, 3), sources=("other.helpers",), constants={"act": named("my.act:relu")})
+    roots = source_roots(family, family.define(family.payloads()[0], SM_90A))
+    assert roots == (__name__, "no.such", "my.act", "other.helpers")
+
+
+TENSORS = {
+    "dtype": lambda: tensor("x", "f16", alignment=4),
+    "alignment": lambda: tensor("x", "f32", alignment=8),
+    "optional": lambda: tensor("x", "f32", alignment=4, optional=True),
+}
+INTEGERS = {"width": lambda: integer("n", 1, 2**40), "type": lambda: integer("n", 1, 9, dtype="i64")}
+
+
+@pytest.mark.parametrize("flip", [*TENSORS, *INTEGERS])
+@pytest.mark.parametrize("make", [triton_family, cute_family])
+def test_whatever_changes_what_the_compiler_is_given_changes_what_is_keyed(make: Any, flip: str) -> None:
+    def keyed(x: Any, n: Any) -> set[bytes]:
+        families.registry.pop("flipped", None)
+        family = make(kernel="no.such:kernel", arguments=(x, n), name="flipped")(grid_of_one)
+        return {encode_definition(family.define(payload, SM_90A)) + payload.encode() for payload in family.payloads()}
+
+    plain = keyed(tensor("x", "f32", alignment=4), integer("n", 1, 9))
+    flipped = keyed(
+        TENSORS[flip]() if flip in TENSORS else tensor("x", "f32", alignment=4),
+        INTEGERS[flip]() if flip in INTEGERS else integer("n", 1, 9),
+    )
+    assert plain != flipped
