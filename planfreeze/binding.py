@@ -1,15 +1,15 @@
 """Binding: the arguments of a call, checked against what the kernel takes."""
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from planfreeze.device import Device
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Scalars
+from planfreeze.specialization import INTEGER_LIMITS
 
 __all__ = ["Signature"]
-
-INTEGER_LIMITS = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 
 
 class Signature:
@@ -30,7 +30,11 @@ class Signature:
         self.arguments = arguments
         self.device = device
         self._tensor = device.torch.Tensor
-        self._scalars = tuple((i, a, largest_value(a)) for i, a in enumerate(arguments) if not a.is_pointer)
+        scalars = [(i, a) for i, a in enumerate(arguments) if not a.is_pointer]
+        self._integers = tuple(
+            (i, a, a.minimum, largest_value(a), a.multiple_of) for i, a in scalars if a.dtype in INTEGER_LIMITS
+        )
+        self._others = tuple((i, a) for i, a in scalars if a.dtype not in INTEGER_LIMITS)
         self._pointers = tuple((i, a, device.dtypes[a.dtype]) for i, a in enumerate(arguments) if a.is_pointer)
 
     def check(self, values: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], Scalars, tuple[Any, ...]]:
@@ -45,25 +49,41 @@ class Signature:
             values = self._in_order(values, named)
         scalars: dict[str, int] = {}
         words = list(values)
-        for index, argument, limit in self._scalars:
+        for index, argument, low, high, step in self._integers:
             value = values[index]
-            if type(value) is not int or not 0 <= value <= limit:
-                self._explain_scalar(argument, value)
+            if type(value) is not int or not low <= value <= high or (step != 1 and value % step):
+                self._explain_integer(argument, value)
             scalars[argument.name] = value
+        for index, argument in self._others:
+            words[index] = self._bits(argument, values[index])
         for index, argument, dtype in self._pointers:
             words[index] = self._address(argument, dtype, values[index], scalars)
         return words, scalars, tuple(values[index] for index, _, _ in self._pointers)
 
+    def _bits(self, argument: Argument, value: Any) -> int:
+        """Return a truth value or the bits of a floating-point number as the word that the driver reads."""
+        if argument.dtype == "bool":
+            if type(value) is not bool:
+                self._refuse(argument.name, f"is a {type(value).__name__}, not a bool")
+            return int(value)
+        if type(value) is not float:
+            self._refuse(argument.name, f"is a {type(value).__name__}, not a float")
+        if argument.dtype == "f32":  # rounded as C does, so that large values become infinite
+            return ctypes.c_uint32.from_buffer_copy(ctypes.c_float(value)).value
+        return ctypes.c_int64.from_buffer_copy(ctypes.c_double(value)).value
+
     def _address(self, argument: Argument, dtype: Any, value: Any, scalars: Scalars) -> int:
-        assert argument.elements is not None
         if (
             isinstance(value, self._tensor)
             and value.dtype is dtype
             and value.device == self.device.torch_device
-            and value.is_contiguous()
+            and (not argument.is_contiguous or value.is_contiguous())
         ):
             address: int = value.data_ptr()
-            if address % argument.alignment == 0 and value.numel() >= argument.elements(scalars):
+            elements = argument.elements
+            if address % argument.alignment == 0 and (
+                elements is None or count_elements(value, argument) >= elements(scalars)
+            ):
                 return address
         self._explain_tensor(argument, dtype, value, scalars)
 
@@ -83,12 +103,16 @@ class Signature:
                 self._refuse(name, f"is missing: it takes {', '.join(names)}")
         return [given[name] for name in names]
 
-    def _explain_scalar(self, argument: Argument, value: Any) -> NoReturn:
+    def _explain_integer(self, argument: Argument, value: Any) -> NoReturn:
         if type(value) is not int:
             self._refuse(argument.name, f"is a {type(value).__name__}, not an int")
-        if value < 0:
+        if value < 0 <= argument.minimum:
             self._refuse(argument.name, f"= {value} is negative, and no count is")
-        self._refuse(argument.name, f"= {value} is more than {largest_value(argument)}")
+        if value < argument.minimum:
+            self._refuse(argument.name, f"= {value} is less than {argument.minimum}")
+        if value > largest_value(argument):
+            self._refuse(argument.name, f"= {value} is more than {largest_value(argument)}")
+        self._refuse(argument.name, f"= {value} is no multiple of {argument.multiple_of}")
 
     def _explain_tensor(self, argument: Argument, dtype: Any, value: Any, scalars: Scalars) -> NoReturn:
         name = argument.name
@@ -98,17 +122,28 @@ class Signature:
             self._refuse(name, f"has dtype {value.dtype}, not {dtype}")
         if value.device != self.device.torch_device:
             self._refuse(name, f"is on {value.device}, the program on {self.device.torch_device}")
-        if not value.is_contiguous():
+        if argument.is_contiguous and not value.is_contiguous():
             self._refuse(name, f"is not contiguous: shape {tuple(value.shape)}, strides {value.stride()}")
         if value.data_ptr() % argument.alignment:
             self._refuse(name, f"at {value.data_ptr():#x} is not aligned to {argument.alignment} bytes")
         assert argument.elements is not None
-        self._refuse(name, f"has {value.numel()} elements, the kernel may touch {argument.elements(scalars)}")
+        count = count_elements(value, argument)
+        self._refuse(name, f"has {count} elements, the kernel may touch {argument.elements(scalars)}")
 
     def _refuse(self, argument: str, reason: str) -> NoReturn:
         raise InvalidArgument(self.name, argument, reason)
 
 
 def largest_value(argument: Argument) -> int:
-    """Return the largest value of a scalar."""
-    return INTEGER_LIMITS[argument.dtype] if argument.maximum is None else argument.maximum
+    """Return the largest value of an integer."""
+    return INTEGER_LIMITS[argument.dtype][1] if argument.maximum is None else argument.maximum
+
+
+def count_elements(tensor: Any, argument: Argument) -> int:
+    """Return how many elements a tensor has, or, if it need not be contiguous, from its first to its last one."""
+    count: int = tensor.numel()
+    if argument.is_contiguous or count == 0:
+        return count
+    steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    spanned: int = 1 + sum(steps)
+    return spanned

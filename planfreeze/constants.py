@@ -16,6 +16,7 @@ __all__ = [
     "module_name",
     "name_object",
     "spell_constant",
+    "spell_field",
     "thaw_constant",
     "unwrap_kernel",
 ]
@@ -103,6 +104,11 @@ def spell_constant(field: Field) -> str:
         case tuple():
             return f"({', '.join(map(spell_constant, field))}{',' * (len(field) == 1)})"
     return repr(field)
+
+
+def spell_field(field: Field) -> str:
+    """Return a payload's field as people read it: texts and numbers as they are, marked tuples as constants."""
+    return spell_constant(field) if isinstance(field, tuple) else str(field)
 
 
 def name_object(name: str, value: object) -> str:

@@ -11,7 +11,11 @@ from pathlib import Path
 import msgpack
 
 from planfreeze.cache.store import Store
+from planfreeze.declared import DeclaredFamily
+from planfreeze.entry_points import FAMILIES, find_entry_point
 from planfreeze.errors import (
+    AmbiguousEntryPoint,
+    BrokenEntryPoint,
     CompilerMissing,
     DamagedEntry,
     DamagedRecord,
@@ -19,7 +23,7 @@ from planfreeze.errors import (
     MissingEntry,
     PlanfreezeError,
 )
-from planfreeze.family import load_family
+from planfreeze.family import Family, load_family
 from planfreeze.key import dialect_of, make_key, source_roots
 from planfreeze.payload import Field, Payload
 from planfreeze.record import ProgramRecord
@@ -27,7 +31,7 @@ from planfreeze.sources import read_sources
 from planfreeze.target import Target
 from planfreeze.toolchain import find_toolchain
 
-__all__ = ["Explanation", "Nearest", "describe_nearest", "explain", "find_nearest", "stored_payloads"]
+__all__ = ["Explanation", "Nearest", "describe_nearest", "explain", "find_family", "find_nearest", "stored_payloads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +137,8 @@ def explain(family_name: str, stated: Sequence[str], target: Target, store: Stor
     UnknownFamily, InvalidPayload
         There is no such family, or its payload has no such fields.
     """
-    family = load_family(find_reference(family_name))
-    payload = family.payload.from_fields(parse_fields(family.name, stated))
+    family = find_family(family_name)
+    payload = family.payload.from_fields(parse_fields(family, stated))
     definition = family.define(payload, target)
     try:
         sources = read_sources(source_roots(family, definition))
@@ -149,7 +153,8 @@ def explain(family_name: str, stated: Sequence[str], target: Target, store: Stor
     stored = stored_payloads(store, family.payload, target.arch)
     if is_stored is None:
         is_stored = payload in stored
-    command = f"planfreeze build --model MODEL --arch {target.arch} --store {shlex.quote(str(store.path))}"
+    planned_by = f"--family {family_name}" if isinstance(family, DeclaredFamily) else "--model MODEL"
+    command = f"planfreeze build {planned_by} --arch {target.arch} --store {shlex.quote(str(store.path))}"
     if is_stored:
         nearest = ""
     elif payload in stored:
@@ -168,14 +173,28 @@ def is_whole(key: str, store: Store) -> bool:
     return True
 
 
-def find_reference(family_name: str) -> str:
-    """Return the reference of a family that ships with planfreeze, or the name itself."""
-    if ":" in family_name:
-        return family_name
-    return next(
-        (f"{module}:{family_name}" for module in family_modules() if module.endswith(f".{family_name}")),
-        family_name,
-    )
+def find_family(name: str) -> Family:
+    """Return the family that a name or "module:attribute" names: one that ships, or one of an entry point.
+
+    Raises
+    ------
+    UnknownFamily
+        There is none.
+    AmbiguousEntryPoint, BrokenEntryPoint
+        Packages disagree about the name, or what they declare is no family.
+    """
+    if ":" in name:
+        return load_family(name)
+    shipped = [f"{module}:{name}" for module in family_modules() if module.endswith(f".{name}")]
+    offered = find_entry_point(FAMILIES, name)
+    if offered is None:
+        return load_family(shipped[0] if shipped else name)
+    if shipped:
+        raise AmbiguousEntryPoint(FAMILIES, name, (shipped[0], offered))
+    try:
+        return load_family(offered)
+    except Exception as error:  # the package that declares it may raise anything
+        raise BrokenEntryPoint(FAMILIES, name, offered, str(error)) from error
 
 
 def family_modules() -> Iterator[str]:
@@ -186,14 +205,18 @@ def family_modules() -> Iterator[str]:
         yield found.name
 
 
-def parse_fields(family_name: str, stated: Sequence[str]) -> dict[str, Field]:
-    """Parse NAME=VALUE texts: true and false are flags, digits are ints, all else is text."""
+def parse_fields(family: Family, stated: Sequence[str]) -> dict[str, Field]:
+    """Parse NAME=VALUE texts: true and false are flags, digits are ints, all else is text.
+
+    A value that a declared family spells like this is that value, such as 0.5, None or ``module:function``.
+    """
     fields: dict[str, Field] = {}
     for text in stated:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidPayload(family_name, f"{text!r} is not NAME=VALUE")
-        fields[name] = parse_value(value)
+            raise InvalidPayload(family.name, f"{text!r} is not NAME=VALUE")
+        declared = family.read_field(name, value) if isinstance(family, DeclaredFamily) else None
+        fields[name] = parse_value(value) if declared is None else declared
     return fields
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "family_of",
     "load_family",
     "pointer",
+    "register_family",
     "scalar",
 ]
 
@@ -36,7 +37,7 @@ ITEM_BYTES: Mapping[str, int] = {
 }
 # The same types as Triton spells them.
 TRITON_TYPES: Mapping[str, str] = {name: name for name in ITEM_BYTES} | {
-    "bool": "i1",
+    "bool": "u1",
     "f8e4m3": "fp8e4nv",
     "f8e5m2": "fp8e5",
     "f16": "fp16",
@@ -58,13 +59,17 @@ class Argument:
     dtype : str
         Element type of the tensor, or type of the scalar.
     is_pointer : bool
-        Device address of a contiguous tensor (8 bytes), or an integer passed by value.
+        Device address of a tensor (8 bytes), or a number passed by value.
     alignment : int
         Alignment in bytes that the kernel relies on; 1 for scalars.
     elements : callable, optional
-        Number of elements a tensor must have at least, from the scalars of the call.
-    maximum : int, optional
-        Largest value of a scalar; None is what its type holds.
+        Number of elements a tensor must have at least, from the scalars of the call; None does not ask.
+    minimum, maximum : int, optional
+        Range of an integer; None for the largest is what its type holds.
+    multiple_of : int
+        What the kernel relies on an integer to be a multiple of.
+    is_contiguous : bool
+        Whether a tensor has to be contiguous.
     """
 
     name: str
@@ -72,7 +77,10 @@ class Argument:
     is_pointer: bool
     alignment: int
     elements: Callable[[Scalars], int] | None = None
+    minimum: int = 0
     maximum: int | None = None
+    multiple_of: int = 1
+    is_contiguous: bool = True
 
     @property
     def size_bytes(self) -> int:
@@ -144,6 +152,9 @@ class TritonSource:
         Scalars that are declared multiples of 16. Pointers are by the alignment of their argument.
     options : tuple of (str, Field)
         Further compile options by Triton's names, such as ``maxnreg``.
+    markings : tuple of (str, str, tuple of str), optional
+        Each parameter with its marking and the annotations it may have, for the compile worker to hold against the
+        kernel; changes no byte.
     """
 
     kernel: str
@@ -152,19 +163,21 @@ class TritonSource:
     num_stages: int = 1
     divisible: tuple[str, ...] = ()
     options: tuple[tuple[str, Field], ...] = ()
+    markings: tuple[tuple[str, str, tuple[str, ...]], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CuteSource:
-    """A CuTe DSL kernel class as "module:attribute" text, its constructor constants and launch facts.
+    """A CuTe DSL kernel as "module:attribute" text, its constants and launch facts.
 
-    The compile worker calls ``attribute(launch=launch, **constants)`` and compiles the instance with one Int64
-    per pointer, one Int32 or Int64 per scalar, and a stream.
+    Of a class, the compile worker compiles ``attribute(launch=launch, **constants)``, called with one Int64 per
+    pointer, one number per scalar, and a stream. A ``@cute.jit`` function is called with the same and its constants;
+    its launch facts are None here, and read from what the DSL makes of it.
     """
 
     kernel: str
     constants: tuple[tuple[str, Field], ...]
-    launch: LaunchInfo
+    launch: LaunchInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,13 +219,20 @@ class Definition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A named, versioned set of kernel variants."""
+    """A named, versioned set of kernel variants.
+
+    Parameters
+    ----------
+    sources : tuple of str
+        Modules that belong to its programs besides those its own and its kernel's module reach.
+    """
 
     name: str
     version: int
     payload: type[Payload]
     define: Callable[[Payload, Target], Definition]
     reference: str
+    sources: tuple[str, ...] = ()
 
 
 PayloadT = TypeVar("PayloadT", bound=Payload)
@@ -238,13 +258,27 @@ def family(payload: type[PayloadT], *, version: int) -> Callable[[Callable[[Payl
             define=cast("Callable[[Payload, Target], Definition]", define),
             reference=f"{define.__module__}:{define.__name__}",
         )
-        known = registry.setdefault(made.name, made)
-        if known.reference != made.reference:
-            raise DuplicateFamily(made.name, known.reference, made.reference)
-        registry[made.name] = made  # a module that is loaded again replaces its own
-        return made
+        return register_family(made)
 
     return register
+
+
+FamilyT = TypeVar("FamilyT", bound=Family)
+
+
+def register_family(made: FamilyT) -> FamilyT:
+    """Make a family known by its name.
+
+    Raises
+    ------
+    DuplicateFamily
+        Another one has the name.
+    """
+    known = registry.setdefault(made.name, made)
+    if known.reference != made.reference:
+        raise DuplicateFamily(made.name, known.reference, made.reference)
+    registry[made.name] = made  # a module that is loaded again replaces its own
+    return made
 
 
 def family_of(payload: Payload) -> Family:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgpack
 
 from planfreeze.constants import constant_modules
-from planfreeze.family import CuteSource, Definition, Family, RecordedSource, TritonSource
+from planfreeze.family import TRITON_TYPES, CuteSource, Definition, Family, RecordedSource, TritonSource
 from planfreeze.payload import Payload
 from planfreeze.record import RECORD_FORMAT
 from planfreeze.sources import Sources, hash_source
@@ -23,6 +23,12 @@ COMPILE_ENVIRONMENT: dict[str, dict[str, str]] = {
     "triton": {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DEFAULT_FP_FUSION": "1"},
     "cute": {},
 }
+# What planfreeze itself does to a program's bytes and launch facts.
+DRIVERS = {
+    "triton": ("planfreeze.compilers.triton",),
+    "cute": ("planfreeze.compilers.cute", "planfreeze.compilers.launches"),
+}
+RECORDED_DRIVERS = {dialect: (f"planfreeze.compilers.recorded_{dialect}",) for dialect in DRIVERS}
 COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
 
 
@@ -52,7 +58,7 @@ def make_key(
         ("definition", encode_definition(definition)),
         ("sources", sources.digest.encode()),
         ("toolchain", f"{toolchain.dialect} {toolchain.version} {toolchain.fingerprint}".encode()),
-        ("driver", hash_source(compiler_module(definition)).encode()),
+        ("driver", " ".join(map(hash_source, compiler_modules(definition))).encode()),
         ("options", COMPILE_OPTIONS[dialect].encode()),
         ("environment", msgpack.packb(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
     )
@@ -85,9 +91,11 @@ def encode_definition(definition: Definition) -> bytes:
             source.num_stages,
             source.divisible,
             source.options,
+            [TRITON_TYPES[a.dtype] for a in definition.arguments],
         ]
     elif isinstance(source, CuteSource):
-        described = ["cute", source.kernel, source.constants, source.launch.to_fields()]
+        launch = None if source.launch is None else source.launch.to_fields()
+        described = ["cute", source.kernel, source.constants, launch]
     else:
         described = ["recorded", source.dialect, source.kernel, source.modules, source.facts]
     encoded: bytes = msgpack.packb([arguments, described])
@@ -101,10 +109,10 @@ def dialect_of(definition: Definition) -> str:
     return "cute" if isinstance(definition.source, CuteSource) else "triton"
 
 
-def compiler_module(definition: Definition) -> str:
-    """Return the module that hands a definition to its compiler."""
-    recorded = "recorded_" if isinstance(definition.source, RecordedSource) else ""
-    return f"planfreeze.compilers.{recorded}{dialect_of(definition)}"
+def compiler_modules(definition: Definition) -> tuple[str, ...]:
+    """Return the modules that do something to a program's bytes and launch facts."""
+    dialect = dialect_of(definition)
+    return RECORDED_DRIVERS[dialect] if isinstance(definition.source, RecordedSource) else DRIVERS[dialect]
 
 
 def source_roots(family: Family, definition: Definition) -> tuple[str, ...]:
@@ -113,7 +121,7 @@ def source_roots(family: Family, definition: Definition) -> tuple[str, ...]:
     if isinstance(definition.source, RecordedSource):  # what its family says of it is in its payload
         return tuple(dict.fromkeys((kernel, *definition.source.modules)))
     named = (module for _, value in definition.source.constants for module in constant_modules(value))
-    return tuple(dict.fromkeys((family.reference.partition(":")[0], kernel, *named)))
+    return tuple(dict.fromkeys((family.reference.partition(":")[0], kernel, *named, *family.sources)))
 
 
 def differing_labels(a: Key, b: Key) -> tuple[str, ...]:

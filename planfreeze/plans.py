@@ -3,7 +3,7 @@
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
@@ -11,6 +11,8 @@ from typing import Any
 
 import msgpack
 
+from planfreeze.declared import DeclaredFamily
+from planfreeze.entry_points import FAMILIES, has_entry_point
 from planfreeze.errors import DamagedPlan, EmptyPlan, InvalidModel, PlanfreezeError, PlanTooNew
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
@@ -18,9 +20,20 @@ from planfreeze.payload import Field, Payload
 from planfreeze.sources import Sources
 from planfreeze.target import Target
 
-__all__ = ["PLAN_FORMAT", "Choice", "FrozenPlan", "Plan", "PlanEntry", "PlanFamily", "make_plan"]
+__all__ = [
+    "PLAN_FORMAT",
+    "Choice",
+    "FrozenPlan",
+    "Plan",
+    "PlanEntry",
+    "PlanFamily",
+    "make_plan",
+    "plan_families",
+]
 
 PLAN_FORMAT = 1
+FAMILY_OPTION = "--family"
+MAX_JOINED = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +96,12 @@ class Plan:
         """Family and payload of every program."""
         return tuple((family_of(payload), payload) for payload in self.payloads)
 
+    def advice(self) -> tuple[str, ...]:
+        """Return what would make the plan smaller."""
+        families = {family.name: family for family, _ in self.programs}.values()
+        declared = (family for family in families if isinstance(family, DeclaredFamily))
+        return tuple(f"{family.name}: {advice}" for family in declared for advice in family.advice())
+
 
 def plan_name(model: str, tp: int, arch: str) -> str:
     """Return the reference name of a plan; one that is no model's says nothing of ranks."""
@@ -90,8 +109,10 @@ def plan_name(model: str, tp: int, arch: str) -> str:
 
 
 def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> str:
-    """Return the command that builds a plan; a later ``--model`` among the options is the one that counts."""
+    """Return the command that builds a plan; a later ``--model`` among the options counts, ``--family`` alone does."""
     stated = dict(zip(options[::2], options[1::2], strict=True))
+    if FAMILY_OPTION in stated:
+        return shlex.join(["planfreeze", "build", FAMILY_OPTION, stated[FAMILY_OPTION], "--arch", arch])
     arguments = ({"--model": model, "--tp": str(tp)} if tp else {}) | {"--arch": arch} | stated
     return shlex.join(["planfreeze", "build", *(part for pair in arguments.items() for part in pair)])
 
@@ -99,6 +120,9 @@ def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> s
 def build_arguments(name: str) -> tuple[str, ...] | None:
     """Return the build's arguments for a plan's reference name, or None when it is not one."""
     found = re.fullmatch(r"(?P<model>.+)-tp(?P<tp>[0-9]+)-(?P<arch>sm_[0-9]+a)", name)
+    families = found["model"].split("-and-") if found and found["tp"] == "1" else [""]
+    if found and all(has_entry_point(FAMILIES, family) for family in families):
+        return (FAMILY_OPTION, ",".join(families), "--arch", found["arch"])
     return found and ("--model", found["model"], "--tp", found["tp"], "--arch", found["arch"])
 
 
@@ -145,6 +169,27 @@ def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, so
     if not payloads:
         raise EmptyPlan(plan.name)
     return plan
+
+
+def plan_families(families: Sequence[DeclaredFamily], names: Sequence[str], *, target: Target) -> Plan:
+    """List every variant of declared families.
+
+    Parameters
+    ----------
+    names : sequence of str
+        What the families are called on the command line, for the command that builds the plan again.
+
+    Raises
+    ------
+    FamilyTooLarge
+        A family has more variants than are compiled ahead, or no bound.
+    """
+    payloads = tuple(dict.fromkeys(payload for family in families for payload in family.payloads()))
+    joined = "-and-".join(dict.fromkeys(family.name for family in families))
+    if len(joined) > MAX_JOINED:  # a store's names are limited; the digest keeps two long lists apart
+        joined = f"{families[0].name}-and-{len(families) - 1}-more-{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
+    options = (FAMILY_OPTION, ",".join(names))
+    return Plan(model=joined, tp=1, target=target, payloads=payloads, options=options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

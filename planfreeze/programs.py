@@ -1,12 +1,12 @@
 """Programs: cubins loaded on a device, launched by one driver call."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from planfreeze.binding import Signature
 from planfreeze.device import Device
-from planfreeze.errors import LaunchFailed, SessionState, WrongDevice
+from planfreeze.errors import InvalidArgument, LaunchFailed, SessionState, WrongDevice
 from planfreeze.family import Grid
 from planfreeze.resolve import ResolvedProgram
 
@@ -70,14 +70,16 @@ class Program:
         )
         return blocks
 
-    def bind(self, *values: Any, **named: Any) -> "Bound":
+    def bind(self, *values: Any, grid: Sequence[int] | None = None, **named: Any) -> "Bound":
         """Check the arguments and return them ready to launch.
 
         Parameters
         ----------
         *values, **named
-            The family's arguments, in order or by name: contiguous torch tensors on the session's device, and
-            ints. The tensors are kept alive as long as what is returned.
+            The family's arguments, in order or by name: torch tensors on the session's device, and numbers. The
+            tensors are kept alive as long as what is returned.
+        grid : sequence of int, optional
+            One to three numbers of blocks in place of the family's rule.
 
         Raises
         ------
@@ -86,9 +88,12 @@ class Program:
         """
         self.refuse_unloaded()
         words, scalars, kept = self._signature.check(values, named)
-        grid = self.definition.grid(scalars, self.resident_blocks)
-        assert all(grid) or not all(scalars.values()), f"{self.name} has an empty grid for {scalars}"
-        return Bound(self, words + self._padding, grid, kept)
+        if grid is None:
+            blocks = self.definition.grid(scalars, self.resident_blocks)
+            assert all(blocks) or not all(scalars.values()), f"{self.name} has an empty grid for {scalars}"
+        else:
+            blocks = check_grid(self.name, grid)
+        return Bound(self, words + self._padding, blocks, kept)
 
     def launch(self, *values: Any, stream: Any = None, **named: Any) -> None:
         """Check the arguments and launch; see :meth:`bind` and :meth:`Bound.launch`."""
@@ -111,6 +116,15 @@ class Program:
         if is_loaded and not is_forked:
             unload = self.device.driver.cuLibraryUnload
             self.device.run_in_context(lambda: self.device.check(self.name, unload(self._library)))
+
+
+def check_grid(name: str, grid: Sequence[int]) -> Grid:
+    """Return a grid that a caller gave, with all three numbers."""
+    blocks = tuple(grid)
+    if not 1 <= len(blocks) <= 3 or any(type(count) is not int or not 0 <= count < 2**31 for count in blocks):
+        raise InvalidArgument(name, "grid", f"= {blocks} is not one to three numbers of blocks")
+    x, y, z = (*blocks, 1, 1)[:3]
+    return x, y, z
 
 
 class Bound:

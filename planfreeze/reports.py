@@ -255,7 +255,7 @@ def explanation_text(explained: Sequence["Explanation"]) -> None:
         sys.stdout.write(f"payload {found.payload.digest}\nkey {found.key or 'unknown'}\n{state}\n")
 
 
-def variant(fields: Mapping[str, Any]) -> str:
+def variant(fields: Mapping[str, str]) -> str:
     """Return payload fields as a short text."""
     return ", ".join(f"{name}={value}" for name, value in fields.items())
 

@@ -1,12 +1,13 @@
 """Sessions: frozen plans resolved and loaded on a device, with every watched road to a compiler closed."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from planfreeze.cache.store import Store
+from planfreeze.declared import DeclaredFamily
 from planfreeze.device import Device
 from planfreeze.errors import PlanMissing, PlansDisagree, SessionState, StoreMissing, UnplannedProgram
 from planfreeze.explanations import describe_nearest
@@ -15,7 +16,7 @@ from planfreeze.nearest import explain_attempt
 from planfreeze.payload import Payload
 from planfreeze.plans import FrozenPlan
 from planfreeze.processes import build_in_child, watch_forks
-from planfreeze.programs import Program
+from planfreeze.programs import Bound, Program
 from planfreeze.resolve import (
     PlannedProgram,
     PlanReference,
@@ -202,6 +203,30 @@ class Session:
             with self._lock:
                 program = self._programs.get(payload.digest) or self._load(payload)
         return program
+
+    def bind(self, family: DeclaredFamily, *values: Any, grid: Sequence[int] | None = None, **named: Any) -> Bound:
+        """Check a call of a declared family and return its variant ready to launch.
+
+        Parameters
+        ----------
+        *values, **named
+            The kernel's arguments in order or by name, constants and options by name.
+        grid : sequence of int, optional
+            Blocks of this launch, in place of the family's rule.
+
+        Raises
+        ------
+        InvalidArgument
+            An argument is not what the family declares.
+        UnplannedProgram, SessionState
+            As :meth:`program`.
+        """
+        payload, passed = family.select(*values, **named)
+        return self.program(payload).bind(*passed, grid=grid)
+
+    def launch(self, family: DeclaredFamily, *values: Any, stream: Any = None, **named: Any) -> None:
+        """Launch the variant of a declared family that a call takes; see :meth:`bind`."""
+        self.bind(family, *values, **named).launch(stream)
 
     def close(self) -> None:
         """Open the roads again and unload every program; a kept program then raises.

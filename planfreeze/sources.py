@@ -7,7 +7,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import linecache
-import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from types import CodeType, ModuleType
 import msgpack
 
 from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
+from planfreeze.module_files import find_source, is_beside
 
 __all__ = ["Sources", "check_sources", "find_source", "hash_source", "load_exactly", "read_sources"]
 
@@ -39,7 +39,8 @@ class Sources:
 def read_sources(roots: Iterable[str]) -> Sources:
     """Find and hash the modules that ``roots`` reach by import statements.
 
-    Followed are the root's own top-level package and the kernels that ship with planfreeze.
+    Followed are a module's own top-level package, the modules and packages that lie beside it in a folder of one's
+    own, and the kernels that ship with planfreeze.
 
     Found from the text alone: nothing is imported.
 
@@ -52,7 +53,8 @@ def read_sources(roots: Iterable[str]) -> Sources:
 
     Notes
     -----
-    Not followed: other top-level packages, extension modules, and imports that are no statements.
+    Not followed: what is installed (unless it is the root's own package), the standard library, compilers,
+    extension modules, and imports that are no statements.
     """
     digests: dict[str, str] = {}
     waiting = list(roots)
@@ -68,11 +70,10 @@ def read_sources(roots: Iterable[str]) -> Sources:
             continue
         text = path.read_bytes()
         digests[name] = hashlib.sha256(text).hexdigest()
-        scopes = (scope_of(name), KERNELS_SCOPE)
         waiting += [
             found
             for found in (*parents(name), *imported_names(name, path, text))
-            if any(found == scope or found.startswith(scope + ".") for scope in scopes)
+            if is_within(found, scope_of(name)) or is_within(found, KERNELS_SCOPE) or is_beside(found, name)
         ]
     return Sources(tuple(sorted(digests.items())))
 
@@ -111,6 +112,11 @@ def scope_of(name: str) -> str:
     return name.partition(".")[0]
 
 
+def is_within(name: str, scope: str) -> bool:
+    """Tell whether a module is a package or one of its modules."""
+    return name == scope or name.startswith(scope + ".")
+
+
 def parents(name: str) -> Iterator[str]:
     """Yield the packages that importing ``name`` runs."""
     while "." in name:
@@ -131,65 +137,18 @@ def imported_names(name: str, path: Path, text: bytes) -> tuple[str, ...]:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                anchor = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
-                base = f"{anchor}.{base}".rstrip(".")
+            base = imported_from(package, node)
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return tuple(dict.fromkeys(found))
 
 
-def find_source(name: str) -> Path | None:
-    """Return the source file of a module, or None when there is none: a namespace, an extension, no module at all.
-
-    Raises
-    ------
-    SourceUnreadable
-        The module is Python code, but its text is no file: bytecode alone, an archive.
-    """
-    spec = find_module(name)
-    if spec is None or spec.origin is None or not spec.has_location:
-        return None
-    if isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
-        return None
-    path = Path(spec.origin)
-    if path.suffix != ".py" or not path.is_file():
-        raise SourceUnreadable(name)
-    return path
-
-
-def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module would be loaded from, or None when there is no such module.
-
-    Nothing is imported: the packages above a kernel's module may import a compiler.
-    """
-    top, *inner = name.split(".")
-    if top == "__main__":  # a compile worker has another one
-        return None
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError:  # a module made by hand
-        return None
-    for depth in range(1, len(inner) + 1):
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        spec = find_below(".".join([top, *inner[:depth]]), spec.submodule_search_locations)
-    return spec
-
-
-def find_below(name: str, folders: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module of a package is, given the package's folders; the package need not be loaded."""
-    portions: list[str] = []
-    for folder in folders:
-        finder = pkgutil.get_importer(folder)
-        spec = None if finder is None else finder.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            return spec
-        if spec is not None:
-            portions += spec.submodule_search_locations or ()
-    namespace = importlib.machinery.ModuleSpec(name, None, is_package=True)
-    namespace.submodule_search_locations = portions
-    return namespace if portions else None
+def imported_from(package: str, node: ast.ImportFrom) -> str:
+    """Return the module that a ``from`` statement names, in a module of ``package``."""
+    base = node.module or ""
+    if not node.level:
+        return base
+    anchor = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+    return f"{anchor}.{base}".rstrip(".")
 
 
 class ExactLoader(importlib.machinery.SourceFileLoader):

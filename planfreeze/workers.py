@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgpack
 
@@ -27,6 +27,9 @@ from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.payload import Payload
 from planfreeze.sources import Sources, load_exactly
 from planfreeze.target import Target, target
+
+if TYPE_CHECKING:
+    from planfreeze.compilers.assignments import KeyedText
 
 __all__ = ["Task", "Worker"]
 
@@ -143,6 +146,7 @@ def worker_environment(target: Target, folder: str) -> dict[str, str]:
         **COMPILE_ENVIRONMENT["triton"],
         **COMPILE_ENVIRONMENT["cute"],
         "CUTE_DSL_ARCH": target.arch,
+        "CUTE_DSL_KEEP": "ir",
         "CUTE_DSL_DUMP_DIR": str(Path(folder, DUMPS)),
         "TMPDIR": folder,
         "CUDA_VISIBLE_DEVICES": "",
@@ -171,30 +175,34 @@ def receive(stream: IO[bytes]) -> Any:
 def compile_task(message: Any) -> CompiledProgram:
     """Compile what a message asks for, from exactly the text that was keyed."""
     reference, fields, arch, modules = message
-    load_exactly(Sources(tuple((name, digest) for name, digest in modules)))
+    sources = Sources(tuple((name, digest) for name, digest in modules))
+    load_exactly(sources)
     family = load_family(reference)
     payload = family.payload.from_fields(dict(fields))
     definition = family.define(payload, target(arch))
-    return compile_definition(definition, target(arch))
+    return compile_definition(definition, target(arch), sources)
 
 
-def compile_definition(definition: Definition, target: Target) -> CompiledProgram:
+def compile_definition(definition: Definition, target: Target, sources: Sources) -> CompiledProgram:
     """Hand a definition to the compiler of its dialect, imported at the first program that needs it."""
+    from planfreeze.compilers.assignments import keyed_text
+
+    text = keyed_text(sources)
     if isinstance(definition.source, RecordedSource):
-        return load_recorded_compiler(definition.source.dialect)(definition.source, target)
+        return load_recorded_compiler(definition.source.dialect)(definition.source, target, text)
     if isinstance(definition.source, TritonSource):
         from planfreeze.compilers import triton
 
-        return triton.compile_program(definition.source, definition.arguments, target)
+        return triton.compile_program(definition.source, definition.arguments, target, text)
     from planfreeze.compilers import cute
 
-    return cute.compile_program(definition.source, definition.arguments, target)
+    return cute.compile_program(definition.source, definition.arguments, target, text)
 
 
-def load_recorded_compiler(dialect: str) -> Callable[[RecordedSource, Target], CompiledProgram]:
+def load_recorded_compiler(dialect: str) -> Callable[[RecordedSource, Target, "KeyedText"], CompiledProgram]:
     """Import what compiles recorded programs of a dialect."""
     module = import_module(f"planfreeze.compilers.recorded_{dialect}")
-    compile_recorded: Callable[[RecordedSource, Target], CompiledProgram] = module.compile_program
+    compile_recorded: Callable[[RecordedSource, Target, KeyedText], CompiledProgram] = module.compile_program
     return compile_recorded
 
 

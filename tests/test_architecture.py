@@ -18,8 +18,9 @@ FOLDERS = {
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
     ("errors", "settings", "exposition", "search_path", "uses"),
-    ("cache", "elf", "hooks", "host_objects", "sources", "toolchain"),
+    ("cache", "elf", "hooks", "host_objects", "module_files", "sources", "toolchain", "specialization", "entry_points"),
     ("target", "payload", "family", "constants", "machine"),
+    ("parameters", "arguments", "variants", "declared", "declarations"),
     ("recorded",),
     ("key", "record", "inspection", "knobs"),
     ("models",),

@@ -71,7 +71,7 @@ def test_frozen_plan_names_the_text_of_every_family(built):
     assert texts["toys.families:add"] == ["toys", "toys.add_triton", "toys.families", "toys.shared"]
     assert texts["toys.families:copy"] == [
         *("planfreeze.kernels.mma", "planfreeze.kernels.mma.memory", "planfreeze.kernels.mma.ptx"),
-        *("toys", "toys.copy_cute", "toys.families"),
+        *("toys", "toys.copy_cute", "toys.families", "toys.mischief"),
     ]
 
 

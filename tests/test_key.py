@@ -247,12 +247,18 @@ def test_key_does_not_depend_on_the_framework_itself(built):
         assert "toys.families" in modules
 
 
+def test_what_a_family_says_of_markings_is_held_against_the_kernel_and_changes_no_key(parts):
+    marked = replace(TRITON, markings=(("source", "specialized", ("",)),))
+    assert make_key(**parts | {"definition": define(marked)}).digest == make_key(**parts).digest
+
+
 def test_key_depends_on_the_driver_of_its_compiler_alone(parts, monkeypatch):
     asked = []
     monkeypatch.setattr(keys, "hash_source", lambda name: asked.append(name) or name)
     make_key(**parts)
     make_key(**parts | {"definition": define(CUTE)})
-    assert asked == ["planfreeze.compilers.triton", "planfreeze.compilers.cute"]
+    assert asked == [*keys.DRIVERS["triton"], *keys.DRIVERS["cute"]]
+    assert not set(keys.DRIVERS["triton"]) & set(keys.DRIVERS["cute"])
 
 
 def test_sources_of_a_program_are_those_of_its_family_and_its_kernel(toys):

@@ -264,3 +264,20 @@ def test_a_frozen_session_names_the_nearest_planned_program_of_a_cute_call(sessi
     with pytest.raises(CompilationForbidden, match="mode: 'plain' -> 'other'"):
         cute.compile(copying, 0, 0, 0, None)
     assert session.attempts == {"cute": 1}
+
+
+@pytest.mark.parametrize(("grid", "blocks"), [((5,), (5, 1, 1)), ([2, 3], (2, 3, 1)), ((0, 1, 1), None)])
+def test_a_launch_may_bring_its_own_grid(program: Program, grid: Any, blocks: tuple[int, int, int] | None) -> None:
+    rows = torch.zeros(TOKENS * TOP_K, HIDDEN, dtype=torch.bfloat16)
+    out = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    program.launch(rows, out, TOKENS, grid=grid)
+    launched = program.device.driver.named("cuLaunchKernel")
+    assert [call[1:4] for call in launched] == ([blocks] if blocks else [])
+
+
+@pytest.mark.parametrize("grid", [(), (1, 1, 1, 1), (-1,), (2**31,), (True,), (1.0,)])
+def test_a_grid_that_is_none_is_refused(program: Program, grid: Any) -> None:
+    rows = torch.zeros(TOKENS * TOP_K, HIDDEN, dtype=torch.bfloat16)
+    out = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    with pytest.raises(InvalidArgument, match=r"argument grid = .* is not one to three numbers of blocks"):
+        program.bind(rows, out, TOKENS, grid=grid)

@@ -102,8 +102,24 @@ def test_package_whose_init_imports_is_followed_from_any_of_its_modules(tree):
     assert names_of("acme.deep.mod") == ["acme", "acme.deep", "acme.deep.mod", "acme.leaf"]
 
 
-def test_module_that_is_no_package_is_its_own_scope(tree):
-    tree({"solo.py": "import solo_too, json", "solo_too.py": ""})
+def test_modules_in_one_folder_of_ones_own_are_followed(tree):
+    tree({"solo.py": "import solo_too, json", "solo_too.py": "from pack import inner", "pack/inner.py": "import solo"})
+    assert names_of("solo") == ["pack.inner", "solo", "solo_too"]
+
+
+def test_what_is_installed_is_a_scope_of_its_own(tree, tmp_path, monkeypatch):
+    installed = tmp_path / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    for name, text in {"first.py": "import second, solo", "second.py": ""}.items():
+        (installed / name).write_text(text)
+    tree({"solo.py": "import first, triton, torch"})
+    monkeypatch.syspath_prepend(str(installed))
+    assert names_of("first") == ["first"]
+    assert names_of("solo") == ["solo"]
+
+
+def test_a_compiler_is_never_kernel_text_wherever_it_lies(tree):
+    tree({"solo.py": "import triton, cutlass, json, planfreeze", "triton.py": "", "cutlass.py": "", "json.py": ""})
     assert names_of("solo") == ["solo"]
 
 

@@ -209,6 +209,7 @@ def test_worker_sees_no_gpu_and_no_compiler_setting_of_the_caller(copy_in, scrat
     assert {name: value for name, value in first.items() if name.startswith(("TRITON", "CUTE", "CUDA", "PTXAS"))} == {
         "CUDA_VISIBLE_DEVICES": "",
         "CUTE_DSL_ARCH": "sm_90a",
+        "CUTE_DSL_KEEP": "ir",
         "TRITON_DEFAULT_FP_FUSION": "1",
         "TRITON_DISABLE_LINE_INFO": "1",
     }

@@ -8,6 +8,7 @@ from planfreeze.cli.options import (
     ArchOption,
     ArmsOption,
     CapacityOption,
+    FamilyOption,
     IdsOption,
     JsonOption,
     LimitOption,
@@ -34,6 +35,7 @@ def plan_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    family: FamilyOption = None,
     plan: RecordingOption = None,
     source_root: RootsOption = None,
     as_json: JsonOption = False,
@@ -45,8 +47,10 @@ def plan_command(
         return
 
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, plan, source_root)
+        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family, plan, source_root)
         print_result(reports.plans_json(plans) if as_json else None, lambda: reports.plans_table(plans))
+        for advice in dict.fromkeys(advice for plan in plans for advice in plan.advice()):
+            typer.echo(f"note: {advice}", err=True)
 
 
 def build_command(
@@ -57,6 +61,7 @@ def build_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    family: FamilyOption = None,
     plan: RecordingOption = None,
     source_root: RootsOption = None,
     store: StoreOption = None,
@@ -72,7 +77,7 @@ def build_command(
     from planfreeze.settings import user_cache
 
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, plan, source_root)
+        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family, plan, source_root)
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(wanted.payloads) for wanted in plans)

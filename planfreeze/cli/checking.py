@@ -10,6 +10,7 @@ from planfreeze.cli.options import (
     ArchOption,
     ArmsOption,
     CapacityOption,
+    FamilyOption,
     IdsOption,
     JsonOption,
     LimitOption,
@@ -35,6 +36,7 @@ def replay_command(
     arms: ArmsOption = None,
     inline_limit: LimitOption = None,
     ids: IdsOption = None,
+    family: FamilyOption = None,
     plan: Annotated[
         str | None, typer.Option("--plan", help="Frozen plan: name or root digest; or a recording, FILE.json.")
     ] = None,
@@ -50,8 +52,8 @@ def replay_command(
     from planfreeze.resolve import PlanReference, find_plan
 
     with exit_codes():
-        if (plan is None) == (model is None):
-            raise typer.BadParameter("give either --plan or --model")
+        if sum(option is not None for option in (plan, model, family)) != 1:
+            raise typer.BadParameter("give one of --plan, --model, --family")
         opened = open_store(store, writable=False, is_trusted=trust_store)
         recording = Path(plan) if plan is not None and plan.endswith(".json") else None
         if plan is not None and recording is None:
@@ -59,7 +61,9 @@ def replay_command(
             replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
         else:
             replays = []
-            for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, recording, source_root):
+            for wanted in declare_plans(
+                model, tp, arch, capacity, arms, inline_limit, ids, family, recording, source_root
+            ):
                 command = f"{wanted.build_command} --store {shlex.quote(str(opened.path))}"
                 found = find_plan(opened, PlanReference(wanted.name, None), command=command)
                 replays.append(replay_plan(found, opened, wanted=wanted, on_device=device))

@@ -14,6 +14,7 @@ __all__ = [
     "ArchOption",
     "ArmsOption",
     "CapacityOption",
+    "FamilyOption",
     "IdsOption",
     "JsonOption",
     "LimitOption",
@@ -30,6 +31,12 @@ __all__ = [
 
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Catalog name, TOML file, or Hugging Face config.json.")
+]
+FamilyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--family", help="Declared family: name or module:attribute, in place of a model; several are allowed."
+    ),
 ]
 RanksOption = Annotated[
     int | None, typer.Option("--tp", help="Tensor-parallel ranks. Default: the model's usual number, else 1.")
@@ -68,12 +75,18 @@ def declare_plans(
     arms: str | None,
     inline_limit: int | None,
     ids: str | None,
+    families: list[str] | None = None,
     recording: Path | None = None,
     source_roots: list[Path] | None = None,
 ) -> tuple["Plan", ...]:
     """Make one plan per architecture; settings are read here and never again for these plans."""
+    of_model = (model, tp, capacity, arms, inline_limit, ids)
+    if families:
+        if recording is not None or any(option is not None for option in of_model):
+            raise typer.BadParameter("it goes with --arch alone, not with a model's options", param_hint="--family")
+        return declare_families(families, archs)
     if recording is not None:
-        if any(stated is not None for stated in (model, tp, capacity, arms, inline_limit, ids)):
+        if any(option is not None for option in of_model):
             raise typer.BadParameter("a recording says by itself which programs there are: --model and its options")
         return declare_recorded(recording, archs, source_roots)
     return declare_model(model, tp, archs, capacity, arms, inline_limit, ids)
@@ -113,7 +126,7 @@ def declare_model(
     from planfreeze.target import target
 
     if model is None:
-        raise typer.BadParameter("--model is missing", param_hint="--model")
+        raise typer.BadParameter("--model or --family is missing", param_hint="--model")
     settings = read_settings()
     options = parse_options(
         inline_limit=settings.csf_inline_max_tokens if inline_limit is None else inline_limit,
@@ -126,6 +139,25 @@ def declare_model(
     names = dict.fromkeys(archs or [default_arch(loaded.default_arch)])
     ranks = tp if tp is not None else loaded.default_tp or 1
     return tuple(make_plan(loaded, tp=ranks, target=target(name), options=options, source=model) for name in names)
+
+
+def declare_families(stated: list[str], archs: list[str] | None) -> tuple["Plan", ...]:
+    """Make one plan per architecture over all variants of families."""
+    from planfreeze.declared import DeclaredFamily
+    from planfreeze.errors import UnlistedFamily
+    from planfreeze.explanations import find_family
+    from planfreeze.plans import plan_families
+    from planfreeze.target import target
+
+    names = [name.strip() for text in stated for name in text.split(",")]
+    families = []
+    for name in names:
+        found = find_family(name)
+        if not isinstance(found, DeclaredFamily):
+            raise UnlistedFamily(found.reference)
+        families.append(found)
+    archs = archs or [default_arch("sm_120a")]
+    return tuple(plan_families(families, names, target=target(name)) for name in dict.fromkeys(archs))
 
 
 def default_arch(without_device: str) -> str:

@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass.base_dsl.compiler import HostTarget
 
 from planfreeze.compilers import CompiledProgram
+from planfreeze.compilers.assignments import KeyedText
 from planfreeze.errors import CompileFailed, InvalidHostObject, UnnameableConstant, Unrecordable
 from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, read_host_object
@@ -26,7 +27,7 @@ HOST_BASELINES = {
 }
 
 
-def compile_program(source: RecordedSource, target: Target) -> CompiledProgram:
+def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> CompiledProgram:
     """Compile one function as ``cute.compile`` would, with placeholders for its arguments.
 
     The host object holds the cubin too: it is what the DSL's own runtime loads. A function that launches no kernel
@@ -37,6 +38,8 @@ def compile_program(source: RecordedSource, target: Target) -> CompiledProgram:
     CompileFailed
         The function cannot be made again here, this process compiles for another architecture, or the host code
         needs more from its callers than the DSL's runtime gives a loaded function.
+    UnkeyedCapture
+        The function uses something that is not in its key.
     """
     latched = os.environ.get("CUTE_DSL_ARCH")
     if latched != target.arch:
@@ -47,6 +50,8 @@ def compile_program(source: RecordedSource, target: Target) -> CompiledProgram:
         compile_with = cute.compile[make_options(payload)] if payload.options else cute.compile
     except (UnnameableConstant, Unrecordable) as error:
         raise CompileFailed(source.kernel, str(error)) from error
+    if not payload.closure:  # what a closure holds is in the payload
+        check_captures(source.kernel, (function,), text)
     compiled = compile_with(function, *arguments, **named)
     if compiled.total_added_arguments:
         raise CompileFailed(source.kernel, f"its callers pass {compiled.total_added_arguments} workspaces")

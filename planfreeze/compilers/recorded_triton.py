@@ -25,6 +25,8 @@ from triton.runtime.build import _build
 from triton.runtime.cache import triton_key
 
 from planfreeze.compilers import CompiledProgram
+from planfreeze.compilers.assignments import KeyedText
+from planfreeze.compilers.captures import check_captures
 from planfreeze.constants import thaw_constant, unwrap_kernel
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo, RecordedSource
@@ -39,7 +41,7 @@ PLACEHOLDER = "$TRITON"
 DRIVER_CALL = r"\bcu[A-Z]\w*"
 
 
-def compile_program(source: RecordedSource, target: Target) -> CompiledProgram:
+def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> CompiledProgram:
     """Compile a kernel from exactly what Triton's JIT would compile it from, so that its own key comes out.
 
     Returns
@@ -53,10 +55,13 @@ def compile_program(source: RecordedSource, target: Target) -> CompiledProgram:
     ------
     CompileFailed
         There is no such kernel, or its metadata holds paths of this machine.
+    UnkeyedCapture
+        The kernel uses something that is not in its key.
     """
     facts = dict(source.facts)
     kernel = find_kernel(source.kernel)
     constants: dict[Any, Any] = {path: thaw_constant(value) for path, value in pairs(facts["constants"])}
+    check_captures(source.kernel, (kernel, *constants.values()), text)
     attributes = {path: [list(fact) for fact in known] for path, known in pairs(facts["attributes"])}
     made = source_class(kernel)(kernel, dict(pairs(facts["signature"])), constants, attributes)
     options = {name: thaw_constant(value) for name, value in pairs(facts["options"]) if name != "arch"}

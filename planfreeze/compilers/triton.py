@@ -6,29 +6,50 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
 from planfreeze.compilers import CompiledProgram, load_kernel
+from planfreeze.compilers.assignments import KeyedText
+from planfreeze.compilers.captures import check_captures
 from planfreeze.constants import thaw_constant
-from planfreeze.errors import CompileFailed
+from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
 from planfreeze.family import TRITON_TYPES, Argument, LaunchInfo, TritonSource
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
 
+SPELLED = {
+    "specialized": "specialized",
+    "unaligned": "in do_not_specialize_on_alignment",
+    "free": "in do_not_specialize",
+}
+"""What markings are called where they are declared."""
 DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
-def compile_program(source: TritonSource, arguments: tuple[Argument, ...], target: Target) -> CompiledProgram:
+def compile_program(
+    source: TritonSource, arguments: tuple[Argument, ...], target: Target, text: KeyedText
+) -> CompiledProgram:
     """Compile one kernel, with the specialisation that its source and the alignment of its pointers say.
+
+    Parameters
+    ----------
+    text : KeyedText
+        The text that was keyed, which has to account for all that the kernel captures.
 
     Raises
     ------
     CompileFailed
         The kernel's parameters are not the family's arguments, or it needs scratch memory.
+    UnfreezableKernel, ContradictoryMarking, UnkeyedCapture
+        Its decorators do something around a launch; it is marked in another way than its family says; it uses
+        something that is not in its key.
     """
-    kernel = load_kernel(source.kernel)
+    kernel = find_function(source.kernel, load_kernel(source.kernel))
+    check_markings(source, kernel)
     constants: dict[str, Any] = {name: thaw_constant(value) for name, value in source.constants}
-    types = {a.name: ("*" if a.is_pointer else "") + TRITON_TYPES[a.dtype] for a in arguments}
+    check_captures(source.kernel, (kernel, *constants.values()), text)
+    types = {a.name: type_name(a) for a in arguments}
     runtime = tuple(name for name in kernel.arg_names if name not in constants)
     if runtime != tuple(types):
         raise CompileFailed(source.kernel, f"kernel takes {runtime}, its family declares {tuple(types)}")
@@ -56,3 +77,69 @@ def compile_program(source: TritonSource, arguments: tuple[Argument, ...], targe
             is_programmatic=bool(getattr(facts, "launch_pdl", False)),
         ),
     )
+
+
+def type_name(argument: Argument) -> str:
+    """Return an argument's type as Triton's signatures spell it."""
+    return "*" * argument.is_pointer + TRITON_TYPES[argument.dtype]
+
+
+def find_function(reference: str, kernel: Any) -> Any:
+    """Return the function below a kernel's decorators.
+
+    Raises
+    ------
+    UnfreezableKernel
+        A decorator, or the function, runs something before or after each launch.
+    """
+    while not isinstance(kernel, JITFunction):
+        hooks = [name for name in ("reset_to_zero", "restore_value") if getattr(kernel, name, None)]
+        hooks += [f"pre_hook of {found}" for found in getattr(kernel, "configs", ()) if found.pre_hook is not None]
+        hooks += [name for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}", False)]
+        if hooks:
+            reason = f"its autotuner has {', '.join(hooks)}, run around every launch"
+            raise UnfreezableKernel(reference, reason, "Do it in the caller, and declare the kernel without")
+        if not hasattr(kernel, "fn"):
+            raise CompileFailed(reference, f"a {type(kernel).__name__} is no @triton.jit function")
+        kernel = kernel.fn
+    if getattr(kernel, "pre_run_hooks", ()):
+        reason = f"it has {len(kernel.pre_run_hooks)} hooks, run before every launch"
+        raise UnfreezableKernel(reference, reason, "Do it in the caller, and add no hook to the kernel")
+    return kernel
+
+
+def check_markings(source: TritonSource, kernel: Any) -> None:
+    """Hold what a family says of its parameters against the kernel.
+
+    Raises
+    ------
+    ContradictoryMarking
+        Names the first parameter of which they say different things.
+    """
+    if source.markings is None:
+        return
+    declared = {name: (marking, annotations) for name, marking, annotations in source.markings}
+    for parameter in kernel.params:
+        found = marking_of(parameter)
+        if parameter.is_constexpr:
+            if found != "specialized":
+                raise ContradictoryMarking(source.kernel, parameter.name, "a constant", SPELLED[found])
+            if parameter.name in declared:
+                raise ContradictoryMarking(source.kernel, parameter.name, "an argument", "as tl.constexpr")
+            continue
+        if parameter.name not in declared:
+            continue  # the comparison of parameters reports it
+        marking, annotations = declared[parameter.name]
+        if marking != found:
+            raise ContradictoryMarking(source.kernel, parameter.name, SPELLED[marking], SPELLED[found])
+        if parameter.annotation_type not in annotations:
+            spelled = " or ".join(name or "without annotation" for name in annotations)
+            annotation = parameter.annotation_type or "without annotation"
+            raise ContradictoryMarking(source.kernel, parameter.name, spelled, annotation)
+
+
+def marking_of(parameter: Any) -> str:
+    """Return what a parameter is told apart by, as :data:`planfreeze.specialization.Marking` names it."""
+    if parameter.do_not_specialize:
+        return "free"
+    return "unaligned" if parameter.do_not_specialize_on_alignment else "specialized"

@@ -49,6 +49,16 @@ from planfreeze.errors.checkpoints import (
     UnknownLayer,
     UnknownLayout,
 )
+from planfreeze.errors.families import (
+    AmbiguousEntryPoint,
+    BrokenEntryPoint,
+    ContradictoryMarking,
+    FamilyTooLarge,
+    InvalidDeclaration,
+    UnfreezableKernel,
+    UnkeyedCapture,
+    UnlistedFamily,
+)
 from planfreeze.errors.guarding import (
     CompilationForbidden,
     GuardAsleep,
@@ -141,8 +151,10 @@ from planfreeze.errors.tensors import (
 )
 
 __all__ = [
+    "AmbiguousEntryPoint",
     "AmbiguousLayout",
     "ArmsDiffer",
+    "BrokenEntryPoint",
     "CapacityExceeded",
     "CheckpointMissing",
     "CheckpointUnwritable",
@@ -151,6 +163,7 @@ __all__ = [
     "CompilationForbidden",
     "CompileFailed",
     "CompilerMissing",
+    "ContradictoryMarking",
     "DamagedEntry",
     "DamagedPlan",
     "DamagedPrograms",
@@ -162,6 +175,7 @@ __all__ = [
     "EmptyPlan",
     "ExpertsDiffer",
     "ExtraMissing",
+    "FamilyTooLarge",
     "GuardAsleep",
     "GuardLogFailed",
     "HostObjectUnusable",
@@ -169,6 +183,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidCapacity",
     "InvalidCubin",
+    "InvalidDeclaration",
     "InvalidEntryName",
     "InvalidExperts",
     "InvalidGeometry",
@@ -227,6 +242,8 @@ __all__ = [
     "UnexpectedCubin",
     "UnexpectedDtype",
     "UnexpectedTensor",
+    "UnfreezableKernel",
+    "UnkeyedCapture",
     "UnknownArch",
     "UnknownArm",
     "UnknownFamily",
@@ -237,6 +254,7 @@ __all__ = [
     "UnknownModel",
     "UnknownModelField",
     "UnknownRoad",
+    "UnlistedFamily",
     "UnnameableConstant",
     "UnparsableSource",
     "UnplannedProgram",

@@ -4,11 +4,14 @@ import difflib
 import json
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from planfreeze.errors import MalformedModelFile, UnknownModel
+from planfreeze.entry_points import MODELS, find_entry_point
+from planfreeze.errors import BrokenEntryPoint, MalformedModelFile, UnknownModel
 from planfreeze.models.huggingface import read_huggingface
 from planfreeze.models.model import Model, check_model, model_name
 
@@ -27,8 +30,9 @@ def load_model(source: str) -> Model:
     Parameters
     ----------
     source : str
-        A name of the catalog; or the path of a TOML file with a model's fields; or the path of a Hugging Face
-        ``config.json``, or of the folder that holds one. The catalog wins over a file of the same name.
+        A name of the catalog, or of an entry point ``planfreeze.models``; or the path of a TOML file with a model's
+        fields; or the path of a Hugging Face ``config.json``, or of the folder that holds one. A name wins over a
+        file, the catalog over an entry point.
 
     Raises
     ------
@@ -42,6 +46,8 @@ def load_model(source: str) -> Model:
         The configuration describes a model without routed experts.
     UnsupportedActivation
         The kernels do not compute the model's activation.
+    AmbiguousEntryPoint, BrokenEntryPoint
+        Installed packages disagree about the name, or what is declared gives no model.
 
     Examples
     --------
@@ -52,6 +58,29 @@ def load_model(source: str) -> Model:
     if source in names:
         text = (files("planfreeze.models") / f"{source}.toml").read_text(encoding="utf-8")
         return check_model(tomllib.loads(text), path=f"{source}.toml", name=source)
+    offered = find_entry_point(MODELS, source)
+    if offered is not None:
+        return load_offered(source, offered)
+    return read_model(source, names)
+
+
+def load_offered(name: str, value: str) -> Model:
+    """Load what an entry point offers: a function that returns a model, or the path of a model's file."""
+    module, _, attribute = value.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+        found = found() if callable(found) else found
+    except Exception as error:  # the package that declares it may raise anything
+        raise BrokenEntryPoint(MODELS, name, value, repr(error)) from error
+    if isinstance(found, (str, Path)):
+        return replace(read_model(str(found), ()), name=name)
+    if not isinstance(found, Model):
+        raise BrokenEntryPoint(MODELS, name, value, f"it gives a {type(found).__name__}, not a model")
+    return found
+
+
+def read_model(source: str, names: tuple[str, ...]) -> Model:
+    """Read a model from a file, or say which names there are."""
     path = Path(source)
     try:
         path = path / "config.json" if path.is_dir() else path

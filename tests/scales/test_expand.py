@@ -13,6 +13,8 @@ from planfreeze.elf import read_cubin
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Definition, TritonSource, family_of
 from planfreeze.kernels.scales.expand import ExpandPayload, expand
+from planfreeze.key import source_roots
+from planfreeze.sources import read_sources
 from planfreeze.target import ARCHS, target
 
 CHECKS = Path(__file__).with_name("expand_checks.py")
@@ -124,12 +126,14 @@ def test_geometries_that_name_no_program(sizes: tuple[int, int, int, int], reaso
 def test_machine_code_moves_whole_vectors(
     payload: ExpandPayload, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from planfreeze.compilers.assignments import KeyedText
     from planfreeze.compilers.triton import compile_program
 
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     definition = expand.define(payload, target(arch))
-    program = compile_program(definition.source, definition.arguments, target(arch))
+    text = KeyedText(read_sources(source_roots(expand, definition)))
+    program = compile_program(definition.source, definition.arguments, target(arch), text)
     (kernel,) = read_cubin(program.cubin).kernels
     assert (kernel.stack_bytes, program.launch.shared_bytes) == (0, 0)
     # 40 registers leave an SM of 65536 twelve blocks of 128 threads.

@@ -1,0 +1,1 @@
+"""Kernels that know nothing of planfreeze, and families that declare them."""

@@ -1,0 +1,117 @@
+"""Arguments as the driver reads them: numbers of every type, ranges, and tensors that need not be contiguous."""
+
+import ctypes
+import math
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planfreeze.arguments import flag, integer, real, tensor
+from planfreeze.binding import Signature
+from planfreeze.declarations import triton_family
+from planfreeze.errors import InvalidArgument
+from planfreeze.family import Argument
+
+torch = pytest.importorskip("torch")
+DEVICE: Any = SimpleNamespace(
+    torch=torch, torch_device=torch.device("cpu"), dtypes={"f32": torch.float32, "i32": torch.int32}
+)
+
+
+def signature(*arguments: Argument | None) -> Signature:
+    return Signature("the program", tuple(found for found in arguments if found is not None), DEVICE)
+
+
+def number(dtype: Any, **limits: Any) -> Argument:
+    return Argument(name="x", dtype=dtype, is_pointer=False, alignment=1, **limits)
+
+
+def as_bytes(word: int, size_bytes: int) -> bytes:
+    """The bytes that a kernel's parameter gets of a word, as ``Bound`` lays words out."""
+    return bytes((ctypes.c_int64 * 1)(word))[:size_bytes]
+
+
+LIMITS = {"i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q"}
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_integers_of_every_type_reach_the_kernel_with_their_own_bytes(dtype: str) -> None:
+    bits = int(dtype[1:])
+    low, high = (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    argument = number(dtype, minimum=low)
+    for value in {low, high, 0, 1, low + 1, high - 1}:
+        (word,), scalars, _ = signature(argument).check((value,), {})
+        assert as_bytes(word, argument.size_bytes) == struct.pack("<" + LIMITS[dtype], value)
+        assert scalars == {"x": value}
+    for value in (low - 1, high + 1):
+        with pytest.raises(InvalidArgument, match=f"x = {value} is"):
+            signature(argument).check((value,), {})
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, 0.1, math.inf, -math.inf, 1e-45, 3.4e38])
+def test_floats_reach_the_kernel_by_their_bits(value: float) -> None:
+    for dtype, code, size in (("f32", "<f", 4), ("f64", "<d", 8)):
+        (word,), _, _ = signature(number(dtype)).check((value,), {})
+        assert as_bytes(word, size) == struct.pack(code, value)
+    (word,), _, _ = signature(number("f32")).check((1e300,), {})
+    assert as_bytes(word, 4) == struct.pack("<f", math.inf)
+
+
+def test_truth_values_are_one_byte_and_nothing_else_is_one() -> None:
+    for value in (True, False):
+        (word,), _, _ = signature(number("bool")).check((value,), {})
+        assert as_bytes(word, 1) == struct.pack("<?", value)
+    for dtype, wrong in (("bool", 1), ("f32", 1), ("f64", True), ("i32", True), ("i32", 1.0)):
+        with pytest.raises(InvalidArgument, match=f"is a {type(wrong).__name__}, not a"):
+            signature(number(dtype)).check((wrong,), {})
+
+
+def test_a_program_for_multiples_of_16_is_given_no_other_value() -> None:
+    bound = signature(integer("x", -64, 64).argument("i32-by-16", "specialized"))
+    assert [bound.check((value,), {})[0] for value in (-32, 0, 64)] == [[-32], [0], [64]]
+    with pytest.raises(InvalidArgument, match="x = 24 is no multiple of 16"):
+        bound.check((24,), {})
+    with pytest.raises(InvalidArgument, match="x = -80 is less than -64"):
+        bound.check((-80,), {})
+
+
+def test_a_tensor_with_strides_has_to_reach_as_far_as_the_kernel_touches() -> None:
+    strided = tensor("x", "f32", contiguous=False, elements=lambda s: 3 * 8 + 4).argument("f32", "specialized")
+    whole = torch.zeros(4, 8)
+    address = whole.data_ptr()
+    assert signature(strided).check((whole[:, :4],), {})[0] == [address]
+    with pytest.raises(InvalidArgument, match="x has 20 elements, the kernel may touch 28"):
+        signature(strided).check((whole[:3, :4],), {})
+    plain = tensor("x", "f32").argument("f32", "specialized")
+    with pytest.raises(InvalidArgument, match="x is not contiguous"):
+        signature(plain).check((whole[:, :4],), {})
+    assert signature(plain).check((whole[:0],), {})[0] == [whole[:0].data_ptr()]
+
+
+def test_a_call_of_a_family_passes_what_its_program_takes() -> None:
+    family = triton_family(
+        kernel="no.such:kernel",
+        arguments=(
+            tensor("x", "f32", alignment=4),
+            integer("n", 1, 2**40),
+            real("factor"),
+            flag("is_even"),
+            tensor("bias", "f32", optional=True),
+        ),
+        name="binding_family",
+    )(one_block)
+    from planfreeze.target import target
+
+    memory = torch.zeros(64)
+    for place, n, bias in [(0, 1, None), (1, 2**33, memory), (4, 16, None)]:
+        payload, passed = family.select(memory[place:], n, 0.5, True, bias)
+        arguments = family.define(payload, target("sm_90a")).arguments
+        words, _, tensors = Signature("the program", arguments, DEVICE).check(passed, {})
+        assert len(words) == len(passed) == 3 + (n != 1) + (bias is not None)
+        assert words[0] == memory.data_ptr() + 4 * place and tensors[0].data_ptr() == words[0]
+
+
+def one_block(scalars: Any, constants: Any) -> tuple[int]:
+    return (1,)
