@@ -11,6 +11,7 @@ from cutlass.base_dsl.compiler import HostTarget
 
 from planfreeze.compilers import CompiledProgram
 from planfreeze.compilers.assignments import KeyedText
+from planfreeze.compilers.captures import check_captures
 from planfreeze.errors import CompileFailed, InvalidHostObject, UnnameableConstant, Unrecordable
 from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, read_host_object
