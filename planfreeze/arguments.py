@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import NoReturn
 
+from planfreeze.dtypes import ITEM_BYTES, DType
 from planfreeze.errors import InvalidDeclaration
-from planfreeze.family import ITEM_BYTES, DType, Scalars
+from planfreeze.family import Scalars
 from planfreeze.parameters import TENSOR_ALIGNMENT, Flag, Integer, Real, Tensor
 from planfreeze.specialization import INTEGER_LIMITS
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planfreeze.cache.store import Store
+from planfreeze.frozen_plans import FrozenPlan, PlanEntry, freeze_families
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram, key_plan
 from planfreeze.outcomes import Outcome
-from planfreeze.plans import FrozenPlan, Plan, PlanEntry, freeze_families
+from planfreeze.plans import Plan
 from planfreeze.slots import build_programs
 
 __all__ = ["BuildReport", "build_plans"]

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from planfreeze.explanations import describe_nearest
-from planfreeze.plans import Choice, FrozenPlan
+from planfreeze.frozen_plans import FrozenPlan
+from planfreeze.plans import Choice
 from planfreeze.recordings import Recording
 from planfreeze.resolve import planned_programs, program_name
 

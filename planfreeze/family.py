@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, Literal, TypeVar, cast
 
+from planfreeze.dtypes import ITEM_BYTES, DType
 from planfreeze.errors import DuplicateFamily, UnknownFamily
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 
 __all__ = [
-    "TRITON_TYPES",
     "Argument",
     "CuteSource",
     "Definition",
@@ -26,24 +26,6 @@ __all__ = [
     "scalar",
 ]
 
-DType = Literal[
-    "bool", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f8e4m3", "f8e5m2", "f16", "bf16", "f32", "f64"
-]
-ITEM_BYTES: Mapping[str, int] = {
-    **dict.fromkeys(("bool", "i8", "u8", "f8e4m3", "f8e5m2"), 1),
-    **dict.fromkeys(("i16", "u16", "f16", "bf16"), 2),
-    **dict.fromkeys(("i32", "u32", "f32"), 4),
-    **dict.fromkeys(("i64", "u64", "f64"), 8),
-}
-# The same types as Triton spells them.
-TRITON_TYPES: Mapping[str, str] = {name: name for name in ITEM_BYTES} | {
-    "bool": "u1",
-    "f8e4m3": "fp8e4nv",
-    "f8e5m2": "fp8e5",
-    "f16": "fp16",
-    "f32": "fp32",
-    "f64": "fp64",
-}
 Scalars = Mapping[str, int]
 Grid = tuple[int, int, int]
 

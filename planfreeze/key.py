@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import msgpack
 
 from planfreeze.constants import constant_modules
-from planfreeze.family import TRITON_TYPES, CuteSource, Definition, Family, RecordedSource, TritonSource
+from planfreeze.dtypes import TRITON_TYPES
+from planfreeze.family import CuteSource, Definition, Family, RecordedSource, TritonSource
 from planfreeze.payload import Payload
 from planfreeze.record import RECORD_FORMAT
 from planfreeze.sources import Sources, hash_source

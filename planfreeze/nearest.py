@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planfreeze.family import TRITON_TYPES, Argument, Definition, RecordedSource, TritonSource
+from planfreeze.dtypes import TRITON_TYPES
+from planfreeze.family import Argument, Definition, RecordedSource, TritonSource
 from planfreeze.guard import Attempt
 from planfreeze.resolve import PlannedProgram, program_name
 from planfreeze.target import Target

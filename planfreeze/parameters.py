@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from planfreeze.dtypes import TRITON_TYPES, DType
 from planfreeze.errors import InvalidArgument
-from planfreeze.family import TRITON_TYPES, Argument, DType, Scalars
+from planfreeze.family import Argument, Scalars
 from planfreeze.specialization import (
     INTEGER_LIMITS,
     ONE,

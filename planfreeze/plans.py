@@ -1,37 +1,32 @@
-"""Plans: the payloads of a model on a target. Frozen plans: the same with every digest, a deployment's lock file."""
+"""Plans: the payloads of a model, of families or of a recorded run on a target."""
 
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
-from typing import Any
-
-import msgpack
 
 from planfreeze.declared import DeclaredFamily
 from planfreeze.entry_points import FAMILIES, has_entry_point
-from planfreeze.errors import DamagedPlan, EmptyPlan, InvalidModel, PlanfreezeError, PlanTooNew
+from planfreeze.errors import EmptyPlan, InvalidModel, PlanfreezeError
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
 from planfreeze.payload import Field, Payload
-from planfreeze.sources import Sources
 from planfreeze.target import Target
 
 __all__ = [
-    "PLAN_FORMAT",
     "Choice",
-    "FrozenPlan",
     "Plan",
-    "PlanEntry",
-    "PlanFamily",
+    "build_arguments",
+    "build_command",
     "make_plan",
     "plan_families",
+    "plan_name",
+    "recording_arguments",
 ]
 
-PLAN_FORMAT = 1
 FAMILY_OPTION = "--family"
 MAX_JOINED = 120
 
@@ -190,133 +185,3 @@ def plan_families(families: Sequence[DeclaredFamily], names: Sequence[str], *, t
         joined = f"{families[0].name}-and-{len(families) - 1}-more-{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
     options = (FAMILY_OPTION, ",".join(names))
     return Plan(model=joined, tp=1, target=target, payloads=payloads, options=options)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFamily:
-    """A family of the plan, with the text its programs were compiled from."""
-
-    reference: str
-    sources: Sources
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanEntry:
-    """One program of a frozen plan: payload fields, the key of its inputs, the digests of its record and cubin."""
-
-    family: str
-    fields: tuple[tuple[str, Any], ...]
-    key: str
-    record: str
-    blob: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenPlan:
-    """A plan with key, record digest and blob digest of every program, and one root digest over all."""
-
-    model: str
-    tp: int
-    arch: str
-    families: tuple[PlanFamily, ...]
-    entries: tuple[PlanEntry, ...]
-    options: tuple[str, ...] = ()
-    choices: tuple[Choice, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the reference in a store."""
-        return plan_name(self.model, self.tp, self.arch)
-
-    @property
-    def build_command(self) -> str:
-        """The command that builds this plan again."""
-        return build_command(self.model, self.tp, self.arch, self.options)
-
-    @property
-    def root(self) -> str:
-        """The sha256 of the plan's canonical bytes."""
-        return hashlib.sha256(self.encode()).hexdigest()
-
-    def encode(self) -> bytes:
-        """Return the canonical bytes."""
-        encoded: bytes = msgpack.packb(
-            [
-                "planfreeze plan",
-                PLAN_FORMAT,
-                self.model,
-                self.tp,
-                self.arch,
-                self.options,
-                [[f.reference, f.sources.modules] for f in self.families],
-                [[e.family, e.fields, e.key, e.record, e.blob] for e in self.entries],
-                # Left out where there are none, so that a plan without choices keeps its root.
-                *([[c.kernel, c.space, c.key, c.config] for c in self.choices] for _ in self.choices[:1]),
-            ]
-        )
-        return encoded
-
-    @classmethod
-    def decode(cls, data: bytes) -> "FrozenPlan":
-        """Read a frozen plan back.
-
-        Raises
-        ------
-        DamagedPlan
-            The bytes are no frozen plan.
-        PlanTooNew
-            They are one of a later format.
-        """
-        try:
-            magic, plan_format, *rest = msgpack.unpackb(data, use_list=False)
-            if magic != "planfreeze plan" or type(plan_format) is not int:
-                raise DamagedPlan("it is not a frozen plan")
-            if plan_format > PLAN_FORMAT:
-                raise PlanTooNew(plan_format, PLAN_FORMAT)
-            model, tp, arch, options, families, entries, *chosen = rest
-            plan = cls(
-                model=model,
-                tp=tp,
-                arch=arch,
-                options=options,
-                families=tuple(
-                    PlanFamily(reference=reference, sources=Sources(modules)) for reference, modules in families
-                ),
-                entries=tuple(
-                    PlanEntry(family=family, fields=fields, key=key, record=record, blob=blob)
-                    for family, fields, key, record, blob in entries
-                ),
-                choices=tuple(
-                    Choice(kernel=kernel, space=space, key=key, config=config)
-                    for choices in chosen
-                    for kernel, space, key, config in choices
-                ),
-            )
-            is_canonical = plan.encode() == data and has_declared_types(plan)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise DamagedPlan(str(error)) from error
-        if not is_canonical:
-            raise DamagedPlan("it is not in canonical form")
-        return plan
-
-
-def has_declared_types(plan: FrozenPlan) -> bool:
-    """Tell whether every part of a plan is text or a count where it should be; payloads judge their own fields."""
-    modules = [module for family in plan.families for module in family.sources.modules]
-    names = [name for entry in plan.entries for name, _ in entry.fields]
-    texts = [plan.model, plan.arch, *plan.options, *(family.reference for family in plan.families), *names]
-    texts += [text for name, digest in modules for text in (name, digest)]
-    texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
-    texts += [text for choice in plan.choices for text in (choice.kernel, choice.space, *dict(choice.config))]
-    return all(type(text) is str for text in texts) and type(plan.tp) is int and len(plan.options) % 2 == 0
-
-
-def freeze_families(programs: Iterable[tuple[Family, Sources]]) -> tuple[PlanFamily, ...]:
-    """Merge the sources of each family's programs, in order of reference."""
-    merged: dict[str, dict[str, str]] = {}
-    for family, sources in programs:
-        merged.setdefault(family.reference, {}).update(sources.modules)
-    return tuple(
-        PlanFamily(reference=reference, sources=Sources(tuple(sorted(modules.items()))))
-        for reference, modules in sorted(merged.items())
-    )

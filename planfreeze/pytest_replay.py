@@ -10,9 +10,9 @@ import pytest
 
 from planfreeze.cache.store import Store
 from planfreeze.errors import PlanfreezeError
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, installed_roads, prove
 from planfreeze.nearest import explain_attempt
-from planfreeze.plans import FrozenPlan
 from planfreeze.questions import prove_start
 from planfreeze.resolve import PlannedProgram, PlanReference, find_plan, planned_programs, program_name
 from planfreeze.running import CountedAttempt, count_attempts, make_environment

@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from planfreeze.cache.store import Store
 from planfreeze.device import Device
 from planfreeze.errors import GuardAsleep
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Guard, road_names
 from planfreeze.guard.watch import ROADS
-from planfreeze.plans import FrozenPlan, Plan
+from planfreeze.plans import Plan
 from planfreeze.programs import Program
 from planfreeze.resolve import Resolution, check_kernels, planned_programs, program_name, resolve_plan
 

@@ -20,9 +20,10 @@ from planfreeze.errors import (
     WrongArch,
 )
 from planfreeze.family import Definition, load_family
+from planfreeze.frozen_plans import FrozenPlan, PlanEntry
 from planfreeze.inspection import inspect_cubin
 from planfreeze.payload import Payload
-from planfreeze.plans import FrozenPlan, PlanEntry, build_arguments, recording_arguments
+from planfreeze.plans import build_arguments, recording_arguments
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import check_sources
 from planfreeze.target import Target, target

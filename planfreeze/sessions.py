@@ -11,10 +11,10 @@ from planfreeze.declared import DeclaredFamily
 from planfreeze.device import Device
 from planfreeze.errors import PlanMissing, PlansDisagree, SessionState, StoreMissing, UnplannedProgram
 from planfreeze.explanations import describe_nearest
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, Guard, Mode, road_names
 from planfreeze.nearest import explain_attempt
 from planfreeze.payload import Payload
-from planfreeze.plans import FrozenPlan
 from planfreeze.processes import build_in_child, watch_forks
 from planfreeze.programs import Bound, Program
 from planfreeze.resolve import (

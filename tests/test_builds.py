@@ -16,8 +16,8 @@ from planfreeze.builds import build_plans
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.store import Store
 from planfreeze.elf import read_cubin
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.keyed import key_plan
-from planfreeze.plans import FrozenPlan
 from planfreeze.record import ProgramRecord
 from planfreeze.slots import build_programs
 

@@ -13,8 +13,9 @@ import pytest
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.models import PlanOptions, load_model
-from planfreeze.plans import FrozenPlan, make_plan
+from planfreeze.plans import make_plan
 from planfreeze.target import target
 
 ROOT = Path(__file__).parents[1]

@@ -7,19 +7,10 @@ import msgpack
 import pytest
 
 from planfreeze.errors import DamagedPlan, InvalidModel, PlanTooNew
+from planfreeze.frozen_plans import PLAN_FORMAT, FrozenPlan, PlanEntry, PlanFamily, freeze_families
 from planfreeze.models import PlanOptions, load_model
 from planfreeze.models.model import Model
-from planfreeze.plans import (
-    PLAN_FORMAT,
-    FrozenPlan,
-    Plan,
-    PlanEntry,
-    PlanFamily,
-    build_arguments,
-    build_command,
-    freeze_families,
-    make_plan,
-)
+from planfreeze.plans import Plan, build_arguments, build_command, make_plan
 from planfreeze.sources import Sources
 from planfreeze.target import target
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planfreeze.plans import FrozenPlan
+from planfreeze.frozen_plans import FrozenPlan
 
 pytest_plugins = ["pytester"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from planfreeze.errors import InvalidRecording, RecordedOtherwise, ServedElsewhere
-from planfreeze.plans import Choice, FrozenPlan, Plan
+from planfreeze.frozen_plans import FrozenPlan
+from planfreeze.plans import Choice, Plan
 from planfreeze.recorded import no_grid
 from planfreeze.recorded.triton_kernel import TritonKernelPayload, triton_kernel
 from planfreeze.recorders.tally import Tally

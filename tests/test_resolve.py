@@ -25,7 +25,7 @@ from planfreeze.errors import (
     WrongArch,
 )
 from planfreeze.family import pointer, scalar
-from planfreeze.plans import FrozenPlan
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.record import ProgramRecord
 from planfreeze.resolve import (
     PlanReference,

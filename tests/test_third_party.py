@@ -150,7 +150,7 @@ def test_every_variant_is_built_without_a_gpu_and_replays_under_the_guard(instal
 def test_the_frozen_plan_says_what_builds_it_again(installed: Installation, built: Any) -> None:
     script = (
         "import sys; from planfreeze.cache.store import Store; from pathlib import Path; "
-        "from planfreeze.plans import FrozenPlan; "
+        "from planfreeze.frozen_plans import FrozenPlan; "
         "print(FrozenPlan.decode(Store.open(Path('store')).get_plan(sys.argv[1])).build_command)"
     )
     (plan,) = built["plans"]

@@ -12,8 +12,9 @@ from planfreeze.compilers import CompiledProgram, load_kernel
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
 from planfreeze.constants import thaw_constant
+from planfreeze.dtypes import TRITON_TYPES
 from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
-from planfreeze.family import TRITON_TYPES, Argument, LaunchInfo, TritonSource
+from planfreeze.family import Argument, LaunchInfo, TritonSource
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from planfreeze.cache.store import Store
-from planfreeze.plans import FrozenPlan
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
 
 __all__ = ["ServedPlan", "Server", "Service", "load_plan", "note_served", "open_service", "read_served"]

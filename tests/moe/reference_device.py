@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from planfreeze.device import Device
-from planfreeze.family import ITEM_BYTES, Definition
+from planfreeze.dtypes import ITEM_BYTES
+from planfreeze.family import Definition
 from planfreeze.kernels.moe import reference, reference_grouped
 from planfreeze.kernels.moe.geometry import GROUP, layout
 from planfreeze.kernels.moe.weights import unpack_w2, unpack_w13

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 import planfreeze
+from planfreeze.dtypes import ITEM_BYTES
 from planfreeze.errors import InvalidPayload
-from planfreeze.family import ITEM_BYTES, family_of
+from planfreeze.family import family_of
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload, micro_fc1
 from planfreeze.target import target
 

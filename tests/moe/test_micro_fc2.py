@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from planfreeze.dtypes import ITEM_BYTES
 from planfreeze.errors import InvalidPayload
-from planfreeze.family import ITEM_BYTES, family_of
+from planfreeze.family import family_of
 from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload, micro_fc2
 from planfreeze.target import target
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from planfreeze.cache.store import Store
-from planfreeze.plans import FrozenPlan
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.resolve import PlanReference, find_plan
 from planfreeze.serving import serving_environment
 

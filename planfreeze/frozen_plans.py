@@ -1,0 +1,147 @@
+"""Frozen plans: plans with every digest, a deployment's lock file."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from planfreeze.errors import DamagedPlan, PlanTooNew
+from planfreeze.family import Family
+from planfreeze.plans import Choice, build_command, plan_name
+from planfreeze.sources import Sources
+
+__all__ = ["PLAN_FORMAT", "FrozenPlan", "PlanEntry", "PlanFamily", "freeze_families"]
+
+PLAN_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFamily:
+    """A family of the plan, with the text its programs were compiled from."""
+
+    reference: str
+    sources: Sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEntry:
+    """One program of a frozen plan: payload fields, the key of its inputs, the digests of its record and cubin."""
+
+    family: str
+    fields: tuple[tuple[str, Any], ...]
+    key: str
+    record: str
+    blob: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenPlan:
+    """A plan with key, record digest and blob digest of every program, and one root digest over all."""
+
+    model: str
+    tp: int
+    arch: str
+    families: tuple[PlanFamily, ...]
+    entries: tuple[PlanEntry, ...]
+    options: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the reference in a store."""
+        return plan_name(self.model, self.tp, self.arch)
+
+    @property
+    def build_command(self) -> str:
+        """The command that builds this plan again."""
+        return build_command(self.model, self.tp, self.arch, self.options)
+
+    @property
+    def root(self) -> str:
+        """The sha256 of the plan's canonical bytes."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes."""
+        encoded: bytes = msgpack.packb(
+            [
+                "planfreeze plan",
+                PLAN_FORMAT,
+                self.model,
+                self.tp,
+                self.arch,
+                self.options,
+                [[f.reference, f.sources.modules] for f in self.families],
+                [[e.family, e.fields, e.key, e.record, e.blob] for e in self.entries],
+                # Left out where there are none, so that a plan without choices keeps its root.
+                *([[c.kernel, c.space, c.key, c.config] for c in self.choices] for _ in self.choices[:1]),
+            ]
+        )
+        return encoded
+
+    @classmethod
+    def decode(cls, data: bytes) -> "FrozenPlan":
+        """Read a frozen plan back.
+
+        Raises
+        ------
+        DamagedPlan
+            The bytes are no frozen plan.
+        PlanTooNew
+            They are one of a later format.
+        """
+        try:
+            magic, plan_format, *rest = msgpack.unpackb(data, use_list=False)
+            if magic != "planfreeze plan" or type(plan_format) is not int:
+                raise DamagedPlan("it is not a frozen plan")
+            if plan_format > PLAN_FORMAT:
+                raise PlanTooNew(plan_format, PLAN_FORMAT)
+            model, tp, arch, options, families, entries, *chosen = rest
+            plan = cls(
+                model=model,
+                tp=tp,
+                arch=arch,
+                options=options,
+                families=tuple(
+                    PlanFamily(reference=reference, sources=Sources(modules)) for reference, modules in families
+                ),
+                entries=tuple(
+                    PlanEntry(family=family, fields=fields, key=key, record=record, blob=blob)
+                    for family, fields, key, record, blob in entries
+                ),
+                choices=tuple(
+                    Choice(kernel=kernel, space=space, key=key, config=config)
+                    for choices in chosen
+                    for kernel, space, key, config in choices
+                ),
+            )
+            is_canonical = plan.encode() == data and has_declared_types(plan)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise DamagedPlan(str(error)) from error
+        if not is_canonical:
+            raise DamagedPlan("it is not in canonical form")
+        return plan
+
+
+def has_declared_types(plan: FrozenPlan) -> bool:
+    """Tell whether every part of a plan is text or a count where it should be; payloads judge their own fields."""
+    modules = [module for family in plan.families for module in family.sources.modules]
+    names = [name for entry in plan.entries for name, _ in entry.fields]
+    texts = [plan.model, plan.arch, *plan.options, *(family.reference for family in plan.families), *names]
+    texts += [text for name, digest in modules for text in (name, digest)]
+    texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
+    texts += [text for choice in plan.choices for text in (choice.kernel, choice.space, *dict(choice.config))]
+    return all(type(text) is str for text in texts) and type(plan.tp) is int and len(plan.options) % 2 == 0
+
+
+def freeze_families(programs: Iterable[tuple[Family, Sources]]) -> tuple[PlanFamily, ...]:
+    """Merge the sources of each family's programs, in order of reference."""
+    merged: dict[str, dict[str, str]] = {}
+    for family, sources in programs:
+        merged.setdefault(family.reference, {}).update(sources.modules)
+    return tuple(
+        PlanFamily(reference=reference, sources=Sources(tuple(sorted(modules.items()))))
+        for reference, modules in sorted(merged.items())
+    )
