@@ -57,7 +57,8 @@ def time_pairs(
 
 
 def device_us(call: Callable[[], Any]) -> float:
-    """Return the microseconds of one call on the device, host included where it is slower."""
+    """Return the microseconds of one call on the device, host included where it is slower; one call warms up."""
+    call()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()

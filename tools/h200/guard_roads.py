@@ -233,7 +233,7 @@ def try_roads(store: Path, plan: str, prepared: dict[str, Attempt], folder: Path
             row["state"] += ", BROKEN AFTERWARDS"
     found.append(
         {
-            "name": f"{attempts} attempts, {written} files written meanwhile",
+            "name": f"{attempts} attempts, {written} files compiled meanwhile",
             "state": "refused" if written == 0 and sum(attempts.values()) == len(prepared) else "MISCOUNTED",
             "error": "",
         }
@@ -253,5 +253,5 @@ def judge(attempt: Attempt) -> dict[str, str]:
 
 
 def count_files(folder: Path) -> int:
-    """Count the files that compilers left below a folder."""
-    return sum(path.is_file() for path in folder.rglob("*"))
+    """Count what compilers left below a folder: all files but sources, which torch writes before it builds."""
+    return sum(path.is_file() and path.suffix != ".cpp" for path in folder.rglob("*"))
