@@ -69,8 +69,9 @@ def test_every_file_that_the_documents_link_to_is_there() -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_every_test_that_the_acceptance_page_names_is_there() -> None:
-    page = (ROOT / "docs" / "acceptance.md").read_text()
+@pytest.mark.parametrize("name", ["acceptance", "faults"])
+def test_every_test_that_a_page_names_is_there(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text()
     named = re.findall(r"`((?:tests|tools)/[\w/]+\.py)(?:::(\w+))?`", page)
     assert len(named) > 10
     for path, function in named:

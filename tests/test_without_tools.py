@@ -1,6 +1,7 @@
 """Replays where every program that compilers are made of only logs that it was called, and fails."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,37 @@ def test_a_guarded_command_and_its_proof_call_no_tool(interpreter, tools: Path) 
     assert started.returncode == 0, errors
     assert "triton awake" in errors
     assert calls(tools) == []
+
+
+ABORT = """
+import os
+import sys
+
+class AbortingCompilers:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("triton", "cutlass"):
+            os.abort()
+
+sys.meta_path.insert(0, AbortingCompilers())
+from planfreeze.cache.store import Store
+from planfreeze.errors import MissingPrograms
+from planfreeze.resolve import PlanReference, find_plan, resolve_plan
+store = Store.open(sys.argv[1])
+resolution = resolve_plan(find_plan(store, PlanReference.parse("toys-tp1-sm_90a")), store)
+try:
+    resolution.check()
+except MissingPrograms as error:
+    print(error)
+"""
+
+
+def test_a_missing_program_is_a_typed_error_where_a_compiler_would_end_the_process(
+    interpreter, built, tmp_path
+) -> None:
+    store = shutil.copytree(built.store.path, tmp_path / "store")
+    entry = built.report.plans[0].entries[0]
+    (store / "records" / entry.key[:2] / entry.key).unlink()
+    for folder in (store, *store.rglob("*")):
+        folder.chmod(0o555 if folder.is_dir() else 0o444)
+    said = interpreter.run(ABORT, str(store))
+    assert "1 of 2 programs" in said and "toys_add(" in said

@@ -128,6 +128,26 @@ def test_kernel_whose_parameters_are_not_the_familys_arguments_is_refused(make_p
     assert "('out', 'source', 'count')" in str(raised.value) and "('source', 'out', 'count')" in str(raised.value)
 
 
+def test_kernel_that_needs_scratch_memory_in_every_launch_is_refused_with_how_much(make_package):
+    make_package(
+        "scratch_memory",
+        add_triton="""
+            import triton
+            import triton.language as tl
+
+            @triton.jit
+            def add_kernel(source, out, count, block: tl.constexpr):
+                read = tl.make_tensor_descriptor(source, shape=[count, block], strides=[block, 1], block_shape=[8, 64])
+                write = tl.make_tensor_descriptor(out, shape=[count, block], strides=[block, 1], block_shape=[8, 64])
+                write.store([0, 0], read.load([0, 0]))
+            """,
+    )
+    from scratch_memory.families import AddPayload
+
+    with Worker(SM_90A) as started, pytest.raises(CompileFailed, match=r"scratch memory.*'global_scratch_size': [1-9]"):
+        started.compile(make_task(AddPayload(block=64)))
+
+
 def test_kernel_module_without_the_kernel_is_refused_by_name(make_package):
     make_package("no_kernel", add_triton="add = 1")
     from no_kernel.families import AddPayload
