@@ -1,6 +1,7 @@
 """Programs: cubins loaded on a device, launched by one driver call."""
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from planfreeze.resolve import ResolvedProgram
 
 __all__ = ["Bound", "Program"]
 
+# A launch takes microseconds, and longer where the device's queue is full.
+LAUNCH_TIMEOUT_S = 5.0
 # A thread without the device's context, or with another device's: the launch is repeated with ours pushed.
 WRONG_CONTEXT_ERRORS = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_CONTEXT_IS_DESTROYED")
 
@@ -36,6 +39,8 @@ class Program:
         self.launch_info = resolved.record.launch
         self.device = device
         self.launches = 0
+        # Launches that began and that ended. An addition is one step under the interpreter lock.
+        self._entered = self._left = 0
         self._refusal = ""
         target = resolved.planned.target
         if device.capability != target.capability:
@@ -107,15 +112,28 @@ class Program:
     def unload(self, reason: str, *, is_forked: bool = False) -> None:
         """Release the program on its device; later binds and launches raise with ``reason``.
 
+        A launch that another thread is in the middle of is waited for. One that takes more than five seconds, or that
+        this call interrupts as a signal handler, keeps the program loaded until the process ends.
+
         Raises
         ------
         LaunchFailed
             The driver refuses; the program counts as unloaded all the same.
         """
         is_loaded, self._refusal = not self._refusal, reason
-        if is_loaded and not is_forked:
+        if is_loaded and not is_forked and self._wait_for_launches():
             unload = self.device.driver.cuLibraryUnload
             self.device.run_in_context(lambda: self.device.check(self.name, unload(self._library)))
+
+    def _wait_for_launches(self) -> bool:
+        """Wait for launches of other threads that began before they were refused; tell whether all have ended.
+
+        The driver crashes in a launch of what is unloaded meanwhile.
+        """
+        latest = time.monotonic() + LAUNCH_TIMEOUT_S
+        while self._left != self._entered and time.monotonic() < latest:
+            time.sleep(0)
+        return self._left == self._entered
 
 
 def check_grid(name: str, grid: Sequence[int]) -> Grid:
@@ -154,14 +172,18 @@ class Bound:
             The driver refuses the launch.
         """
         program = self.program
-        if program._refusal:
-            program.refuse_unloaded()
-        device = program.device
-        handle = device._current_stream(device.ordinal) if stream is None else device.stream_handle(stream)
-        (status,) = self._driver_launch(handle)
-        if status.value:
-            self._launch_in_context(status, handle)
-        program.launches += self._counted
+        program._entered += 1
+        try:
+            if program._refusal:
+                program.refuse_unloaded()
+            device = program.device
+            handle = device._current_stream(device.ordinal) if stream is None else device.stream_handle(stream)
+            (status,) = self._driver_launch(handle)
+            if status.value:
+                self._launch_in_context(status, handle)
+            program.launches += self._counted
+        finally:
+            program._left += 1
 
     def _choose_launch(self) -> Callable[[int], Any]:
         """Return the driver call with everything but the stream filled in."""

@@ -52,8 +52,8 @@ class Session:
 
     Notes
     -----
-    Safe to use from threads. ``close()`` unloads the programs: finish their launches, and drop the CUDA graphs that
-    were captured over them, before.
+    Safe to use from threads. ``close()`` waits for launches that other threads are in the middle of, and unloads the
+    programs: drop the CUDA graphs that were captured over them, before.
 
     Examples
     --------

@@ -1,7 +1,8 @@
 """Binding and launching, with a driver that records calls in place of a device."""
 
 import importlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +198,58 @@ def test_an_unloaded_program_raises_and_is_unloaded_once(program: Program) -> No
         bound.launch()
     with pytest.raises(SessionState, match="closed"):
         program.bind(rows(), sums(), TOKENS)
+    assert len(program.device.driver.named("cuLibraryUnload")) == 1
+
+
+def launch_slowly(program: Program, meanwhile: Callable[[], None]) -> threading.Thread:
+    """Launch in a thread whose driver call lasts until ``meanwhile`` has returned; return it once it is in there."""
+    bound, is_inside = program.bind(rows(), sums(), TOKENS), threading.Event()
+    launch = bound._driver_launch
+
+    def wait(stream: int) -> Any:
+        is_inside.set()
+        meanwhile()
+        return launch(stream)
+
+    bound._driver_launch = wait
+    thread = threading.Thread(target=bound.launch)
+    thread.start()
+    assert is_inside.wait(timeout=60)
+    return thread
+
+
+def test_a_program_is_unloaded_when_the_launches_of_other_threads_are_over(program: Program) -> None:
+    may_end = threading.Event()
+    launching = launch_slowly(program, lambda: may_end.wait(timeout=60))
+    unloading = threading.Thread(target=program.unload, args=("the session was closed",))
+    unloading.start()
+    unloading.join(timeout=0.2)
+    assert unloading.is_alive() and program.device.driver.named("cuLibraryUnload") == []
+    may_end.set()
+    for thread in (launching, unloading):
+        thread.join(timeout=60)
+    names = [call[0] for call in program.device.driver.calls]
+    assert names.index("cuLaunchKernel") < names.index("cuLibraryUnload")
+
+
+def test_a_launch_that_does_not_end_keeps_its_program_loaded(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planfreeze.programs.LAUNCH_TIMEOUT_S", 0.05)
+    may_end = threading.Event()
+    launching = launch_slowly(program, lambda: may_end.wait(timeout=60))
+    program.unload("the session was closed")
+    assert program.device.driver.named("cuLibraryUnload") == []
+    may_end.set()
+    launching.join(timeout=60)
+    with pytest.raises(SessionState, match="closed"):
+        program.bind(rows(), sums(), TOKENS)
+
+
+def test_a_refused_launch_counts_as_ended(program: Program) -> None:
+    bound = program.bind(rows(), sums(), TOKENS)
+    bound._driver_launch = lambda stream: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        bound.launch()
+    program.unload("the session was closed")
     assert len(program.device.driver.named("cuLibraryUnload")) == 1
 
 
