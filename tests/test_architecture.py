@@ -30,10 +30,10 @@ LAYERS = (
         "specialization",
         "entry_points",
     ),
-    ("target", "payload", "family", "constants", "machine"),
+    ("target", "payload", "family", "constants"),
     ("parameters", "arguments", "variants", "declared", "declarations"),
     ("recorded",),
-    ("key", "record", "inspection", "knobs"),
+    ("key", "record", "inspection"),
     ("models",),
     ("plans",),
     ("frozen_plans",),
@@ -44,7 +44,7 @@ LAYERS = (
     ("commands", "recorders"),
     ("inheritance",),
     ("running", "startup"),
-    ("process_session", "reports", "run_reports", "diagnosis", "doctor_reports"),
+    ("process_session", "reports", "run_reports", "doctor"),
     ("pytest_replay", "pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

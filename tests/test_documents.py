@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from planfreeze.diagnosis import Diagnosis
-from planfreeze.doctor_reports import diagnosis_json
+from planfreeze.doctor.diagnosis import Diagnosis
+from planfreeze.doctor.knobs import HINDERING
+from planfreeze.doctor.machine import Machine
+from planfreeze.doctor.reports import diagnosis_json
 from planfreeze.guard import Attempt
 from planfreeze.guard.unseen import UNSEEN
-from planfreeze.knobs import HINDERING
-from planfreeze.machine import Machine
 from planfreeze.run_reports import run_json
 from planfreeze.running import RUN_MODES, CountedAttempt, Run
 
