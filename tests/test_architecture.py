@@ -39,13 +39,13 @@ LAYERS = (
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "recordings", "tuning"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays", "questions", "witness"),
+    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays", "questions"),
     ("serving", "differences"),
     ("commands", "recorders"),
     ("inheritance",),
     ("running", "startup"),
     ("process_session", "reports", "run_reports", "doctor"),
-    ("pytest_replay", "pytest_plugin", "cli"),
+    ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # The package itself hands out public names of any layer, at their first use.
