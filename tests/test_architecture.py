@@ -39,12 +39,11 @@ LAYERS = (
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "recordings", "tuning"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays", "questions"),
+    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
     ("serving", "differences"),
-    ("commands", "recorders"),
-    ("inheritance",),
-    ("running", "startup"),
-    ("process_session", "reports", "run_reports", "doctor"),
+    ("recorders",),
+    ("inheritance", "startup"),
+    ("process_session", "reports", "runs", "doctor"),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -54,9 +53,9 @@ FACADES = {"planfreeze", "planfreeze.__main__"}
 COMPILERS = ("triton", "cutlass", "cuda", "torch")
 ENVIRONMENT_READERS = {
     "planfreeze.settings",
-    "planfreeze.recorders.runs",  # makes the environment of a recorded command
+    "planfreeze.runs.recorded",  # makes the environment of a recorded command
     "planfreeze.replays",  # makes the environment of the process that proves the guard
-    "planfreeze.running",  # makes the environment of a guarded or served command
+    "planfreeze.runs.guarded",  # makes the environment of a guarded or served command
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
     "planfreeze.guard.children",  # announces armed guards to children, and takes that back

@@ -15,8 +15,8 @@ from planfreeze.doctor.machine import Machine
 from planfreeze.doctor.reports import diagnosis_json
 from planfreeze.guard import Attempt
 from planfreeze.guard.unseen import UNSEEN
-from planfreeze.run_reports import run_json
-from planfreeze.running import RUN_MODES, CountedAttempt, Run
+from planfreeze.runs.guarded import RUN_MODES, CountedAttempt, Run
+from planfreeze.runs.reports import run_json
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = (ROOT / "docs" / "families.md").read_text()

@@ -133,7 +133,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 def describe_attempts(witness: "Witness") -> str:
     """Return a line per attempt that was not told yet, and how often it was made."""
-    from planfreeze.running import count_attempts
+    from planfreeze.runs.guarded import count_attempts
 
     lines = [f"{found.attempt} ({found.count} times)" for found in count_attempts(witness.take())]
     return "\n".join(["nothing may be compiled in this test:", *lines]) if lines else ""
