@@ -140,7 +140,7 @@ def check_markings(source: TritonSource, kernel: Any) -> None:
 
 
 def marking_of(parameter: Any) -> str:
-    """Return what a parameter is told apart by, as :data:`planfreeze.specialization.Marking` names it."""
+    """Return what a parameter is told apart by, as :data:`planfreeze.declared.specialization.Marking` names it."""
     if parameter.do_not_specialize:
         return "free"
     return "unaligned" if parameter.do_not_specialize_on_alignment else "specialized"
