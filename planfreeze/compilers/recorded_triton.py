@@ -30,7 +30,7 @@ from planfreeze.compilers.captures import check_captures
 from planfreeze.constants import thaw_constant, unwrap_kernel
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo, RecordedSource
-from planfreeze.recorded.triton_kernel import pairs
+from planfreeze.recorded.values import pairs
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]

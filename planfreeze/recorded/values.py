@@ -278,8 +278,8 @@ def slots_of(kind: type) -> Iterator[str]:
                 yield f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
 
 
-def pairs(field: Any) -> list[tuple[str, Any]]:
-    """Return the pairs of a name and a value that a field holds."""
+def pairs(field: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs that a field holds: of a name, or a place in a signature, and what it stands for."""
     return [(name, value) for name, value in field]
 
 
