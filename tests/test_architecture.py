@@ -17,7 +17,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition", "search_path", "uses"),
+    ("errors", "settings", "exposition", "search_path", "shared_logs", "uses"),
     (
         "cache",
         "dtypes",
