@@ -11,6 +11,7 @@ from types import CellType, CodeType, FunctionType, ModuleType, NoneType, UnionT
 from typing import Any, Union, get_args, get_origin
 
 from planfreeze.constants import (
+    OBJECT,
     constant_modules,
     find_object,
     follow,
@@ -147,7 +148,7 @@ def freeze_function(name: str, function: Any, above: tuple[int, ...] = ()) -> Fi
         raise UnnameableConstant(name, repr(function), "it is in no module that is loaded")
     reference = f"{module_name(module)}:{body.__qualname__}"
     if unwrap(follow(module, body.__qualname__)) is body:
-        return ("\0object", reference)
+        return (OBJECT, reference)
     if "<locals>" not in body.__qualname__ or "<lambda>" in body.__qualname__:
         raise UnnameableConstant(name, reference, f"{module.__name__} has something else under this name")
     code = getattr(body, "_original_code", body.__code__)
