@@ -4,10 +4,10 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from planfreeze.declared.specialization import INTEGER_LIMITS
 from planfreeze.device import Device
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Scalars
-from planfreeze.specialization import INTEGER_LIMITS
 
 __all__ = ["Signature"]
 

@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, cast
 
-from planfreeze.arguments import flag, integer, real, tensor
 from planfreeze.constants import DTYPE, OBJECT, freeze_constant, module_name, spell_field
-from planfreeze.declared import DeclaredFamily, GridRule, SourceRule, define_variant
+from planfreeze.declared.arguments import flag, integer, real, tensor
+from planfreeze.declared.families import DeclaredFamily, GridRule, SourceRule, define_variant
+from planfreeze.declared.parameters import Integer, Parameter
+from planfreeze.declared.specialization import Marking
+from planfreeze.declared.variants import Derived, derived, field_name, freeze_alternatives
 from planfreeze.errors import InvalidDeclaration, InvalidPayload
 from planfreeze.family import CuteSource, Definition, TritonSource, register_family
-from planfreeze.parameters import Integer, Parameter
 from planfreeze.payload import Field, Payload
-from planfreeze.specialization import Marking
 from planfreeze.target import Target
-from planfreeze.variants import Derived, derived, field_name, freeze_alternatives
 
 __all__ = [
     "DeclaredFamily",

@@ -25,7 +25,7 @@ from planfreeze.errors import (
 )
 from planfreeze.family import Family, load_family
 from planfreeze.key import dialect_of, make_key, source_roots
-from planfreeze.payload import Field, Payload
+from planfreeze.payload import Field, Payload, spell_differences
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import read_sources
 from planfreeze.target import Target
@@ -49,7 +49,8 @@ def find_nearest(payload: Payload, others: Iterable[Payload]) -> Nearest | None:
         for other in others
         if other.family_name == payload.family_name and other != payload
     ]
-    return min(candidates, key=lambda near: len(spell_differences(payload, near.payload)), default=None)
+    asked = payload.spell_fields()
+    return min(candidates, key=lambda near: len(spell_differences(near.payload.spell_fields(), asked)), default=None)
 
 
 def differing_fields(asked: Payload, there: Payload) -> tuple[tuple[str, Field, Field], ...]:
@@ -62,22 +63,12 @@ def differing_fields(asked: Payload, there: Payload) -> tuple[tuple[str, Field, 
     )
 
 
-def spell_differences(asked: Payload, there: Payload) -> tuple[str, ...]:
-    """Return what differs as people read it: "name: there -> asked"."""
-    wanted, others = asked.spell_fields(), there.spell_fields()
-    return tuple(
-        f"{name}: {others.get(name, 'none')} -> {wanted.get(name, 'none')}"
-        for name in dict.fromkeys((*wanted, *others))
-        if wanted.get(name) != others.get(name)
-    )
-
-
 def describe_nearest(payload: Payload, others: Iterable[Payload], command: str) -> str:
     """Say what is nearest to a payload that is not there, and how to build it."""
     near = find_nearest(payload, others)
     if near is None:
         return f"No program of {payload.family_name} is there. Run: {command}"
-    fields = "; ".join(spell_differences(payload, near.payload))
+    fields = "; ".join(spell_differences(near.payload.spell_fields(), payload.spell_fields()))
     return f"The nearest program of {payload.family_name} differs in {fields}. Run: {command}"
 
 

@@ -1,6 +1,7 @@
 """Payloads: frozen values that name one variant of a kernel family."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import ClassVar, Self, get_origin
 
@@ -8,7 +9,7 @@ import msgpack
 
 from planfreeze.errors import InvalidPayload
 
-__all__ = ["Field", "Payload"]
+__all__ = ["Field", "Payload", "spell_differences"]
 
 FIELD_TYPES: dict[str, type] = {"int": int, "bool": bool, "str": str, "tuple": tuple}
 Field = int | bool | str | tuple["Field", ...]
@@ -132,3 +133,20 @@ def freeze_lists(value: object) -> Field:
     if isinstance(value, list):
         return tuple(freeze_lists(item) for item in value)
     return value  # type: ignore[return-value]  # check_field judges it
+
+
+def spell_differences(there: Mapping[str, str], asked: Mapping[str, str], *, absent: str = "none") -> tuple[str, ...]:
+    """Return each fact of two variants that differs, as "name: there -> asked".
+
+    Parameters
+    ----------
+    there, asked : mapping of str to str
+        Facts by name, as people read them.
+    absent : str
+        What stands for a fact that only the other has.
+    """
+    return tuple(
+        f"{name}: {there.get(name, absent)} -> {asked.get(name, absent)}"
+        for name in dict.fromkeys((*there, *asked))
+        if there.get(name) != asked.get(name)
+    )

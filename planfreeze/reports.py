@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from planfreeze.recorded.triton_companions import UNBUILT
+
 if TYPE_CHECKING:
     from planfreeze.builds import BuildReport
     from planfreeze.cache.store import Store
@@ -34,7 +36,6 @@ __all__ = [
     "unbuilt_lines",
 ]
 
-UNBUILT = "unbuilt.json"  # the companion that lists what could not be built
 PIPE_COLUMNS = 160  # a pipe has no width of its own
 
 

@@ -71,6 +71,5 @@ def find_hook(tuner: Any) -> str | None:
         return f"restore_value={tuner.restore_value}"
     if getattr(tuner, "user_defined_pre_hook", False) or getattr(tuner, "user_defined_post_hook", False):
         return "a hook of its own around every trial run"
-    if any(config.pre_hook is not None for config in tuner.configs):
-        return "a pre_hook of a configuration"
-    return None
+    hooked = next((config for config in tuner.configs if config.pre_hook is not None), None)
+    return None if hooked is None else f"pre_hook of {hooked}"

@@ -17,7 +17,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition", "search_path", "uses"),
+    ("errors", "settings", "exposition", "search_path", "shared_logs", "uses"),
     (
         "cache",
         "dtypes",
@@ -27,25 +27,23 @@ LAYERS = (
         "module_files",
         "sources",
         "toolchain",
-        "specialization",
         "entry_points",
     ),
-    ("target", "payload", "family", "constants", "machine"),
-    ("parameters", "arguments", "variants", "declared", "declarations"),
+    ("target", "payload", "family", "constants"),
+    ("declared", "declarations"),
     ("recorded",),
-    ("key", "record", "inspection", "knobs"),
+    ("key", "record", "inspection"),
     ("models",),
     ("plans",),
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "recordings", "tuning"),
     ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays", "questions", "witness"),
+    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
     ("serving", "differences"),
-    ("commands", "recorders"),
-    ("inheritance",),
-    ("running", "startup"),
-    ("process_session", "reports", "run_reports", "diagnosis", "doctor_reports"),
-    ("pytest_replay", "pytest_plugin", "cli"),
+    ("recorders",),
+    ("inheritance", "startup"),
+    ("process_session", "reports", "runs", "doctor"),
+    ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # The package itself hands out public names of any layer, at their first use.
@@ -54,9 +52,9 @@ FACADES = {"planfreeze", "planfreeze.__main__"}
 COMPILERS = ("triton", "cutlass", "cuda", "torch")
 ENVIRONMENT_READERS = {
     "planfreeze.settings",
-    "planfreeze.recorders.runs",  # makes the environment of a recorded command
+    "planfreeze.runs.recorded",  # makes the environment of a recorded command
     "planfreeze.replays",  # makes the environment of the process that proves the guard
-    "planfreeze.running",  # makes the environment of a guarded or served command
+    "planfreeze.runs.guarded",  # makes the environment of a guarded or served command
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
     "planfreeze.guard.children",  # announces armed guards to children, and takes that back

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from planfreeze.arguments import flag, integer, real, tensor
 from planfreeze.binding import Signature
 from planfreeze.declarations import triton_family
+from planfreeze.declared.arguments import flag, integer, real, tensor
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument
 

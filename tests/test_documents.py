@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from planfreeze.diagnosis import Diagnosis
-from planfreeze.doctor_reports import diagnosis_json
+from planfreeze.doctor.diagnosis import Diagnosis
+from planfreeze.doctor.knobs import HINDERING
+from planfreeze.doctor.machine import Machine
+from planfreeze.doctor.reports import diagnosis_json
 from planfreeze.guard import Attempt
 from planfreeze.guard.unseen import UNSEEN
-from planfreeze.knobs import HINDERING
-from planfreeze.machine import Machine
-from planfreeze.run_reports import run_json
-from planfreeze.running import RUN_MODES, CountedAttempt, Run
+from planfreeze.runs.guarded import RUN_MODES, CountedAttempt, Run
+from planfreeze.runs.reports import run_json
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = (ROOT / "docs" / "families.md").read_text()

@@ -142,7 +142,7 @@ def test_the_plugin_imports_nothing_else_until_it_is_used(interpreter) -> None:
 
 
 def test_a_run_without_guards_imports_no_guard(run_plain) -> None:
-    outcome = run_plain("import sys\ndef test_loaded(): assert 'planfreeze.witness' not in sys.modules")
+    outcome = run_plain("import sys\ndef test_loaded(): assert 'planfreeze.pytest_plugin.witness' not in sys.modules")
     assert outcome.status == 0, outcome.text
 
 

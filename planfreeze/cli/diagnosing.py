@@ -19,8 +19,7 @@ def doctor_command(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether frozen serving would work here, what a guard watches, and what still needs a compiler."""
-    from planfreeze import doctor_reports
-    from planfreeze.diagnosis import diagnose
+    from planfreeze.doctor import diagnose, reports
     from planfreeze.settings import read_settings, store_path
 
     with exit_codes():
@@ -32,7 +31,7 @@ def doctor_command(
             is_trusted=trust_store or settings.is_store_trusted,
         )
         print_result(
-            doctor_reports.diagnosis_json(diagnosis) if as_json else None,
-            lambda: doctor_reports.diagnosis_text(diagnosis),
+            reports.diagnosis_json(diagnosis) if as_json else None,
+            lambda: reports.diagnosis_text(diagnosis),
         )
         raise typer.Exit(diagnosis.status)

@@ -22,7 +22,7 @@ def record_command(
     """Run a command and write down every program it launches; passes on the command's own status."""
     from planfreeze import reports
     from planfreeze.errors import IncompleteRecording, NothingRecorded
-    from planfreeze.recorders.runs import record_command
+    from planfreeze.runs import record_command
 
     with exit_codes():
         status, recorded = record_command(command)

@@ -12,7 +12,7 @@ from planfreeze.cli.output import exit_codes
 from planfreeze.errors import OutputUnwritable, PlanfreezeError
 
 if TYPE_CHECKING:
-    from planfreeze.running import Run
+    from planfreeze.runs.guarded import Run
     from planfreeze.serving import Service
 
 __all__ = ["run_command"]
@@ -33,8 +33,8 @@ def run_command(
 
     The guard is proven awake first. Status 5 and a table if a compiler was reached, else the command's own status.
     """
-    from planfreeze.run_reports import print_proof, write_report
-    from planfreeze.running import RUN_MODES, run_guarded
+    from planfreeze.runs.guarded import RUN_MODES, run_guarded
+    from planfreeze.runs.reports import print_proof, write_report
 
     with exit_codes():
         if mode not in RUN_MODES:
@@ -57,7 +57,7 @@ def find_service(plan: str, store: Path | None, *, is_trusted: bool) -> "Service
 
 def show_run(run: "Run", report: Path | None, *, as_json: bool) -> None:
     """Print and write what became of a run; a failure of that never hides that a compiler was reached."""
-    from planfreeze.run_reports import print_attempts, run_json, write_report
+    from planfreeze.runs.reports import print_attempts, run_json, write_report
 
     try:
         print_attempts(run)

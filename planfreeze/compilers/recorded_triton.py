@@ -30,14 +30,13 @@ from planfreeze.compilers.captures import check_captures
 from planfreeze.constants import thaw_constant, unwrap_kernel
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo, RecordedSource
-from planfreeze.recorded.triton_kernel import pairs
+from planfreeze.recorded.triton_companions import KEPT, TRITON_PLACE, UNBUILT
+from planfreeze.recorded.values import pairs
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
 
 TRITON_FOLDER = str(Path(triton.__file__).parent)
-# Stands for the folder of Triton in what is stored.
-PLACEHOLDER = "$TRITON"
 DRIVER_CALL = r"\bcu[A-Z]\w*"
 
 
@@ -89,9 +88,9 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
             is_programmatic=bool(info.launch_pdl),
         ),
         companions=(
-            ("triton.json", json.dumps(described, sort_keys=True).encode()),
+            (KEPT, json.dumps(described, sort_keys=True).encode()),
             *modules,
-            *([("unbuilt.json", json.dumps(unbuilt).encode())] if unbuilt else []),
+            *([(UNBUILT, json.dumps(unbuilt).encode())] if unbuilt else []),
         ),
     )
 
@@ -130,7 +129,7 @@ def strip_paths(kernel: str, value: Any) -> Any:
     if isinstance(value, list):
         return [strip_paths(kernel, item) for item in value]
     if isinstance(value, str) and value.startswith(TRITON_FOLDER):
-        return PLACEHOLDER + value.removeprefix(TRITON_FOLDER)
+        return TRITON_PLACE + value.removeprefix(TRITON_FOLDER)
     if isinstance(value, str) and value.startswith("/"):
         raise CompileFailed(kernel, f"its metadata holds the path {value}, which would be another one elsewhere")
     return value

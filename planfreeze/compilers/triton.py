@@ -16,6 +16,7 @@ from planfreeze.dtypes import TRITON_TYPES
 from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
 from planfreeze.family import Argument, LaunchInfo, TritonSource
 from planfreeze.target import Target
+from planfreeze.tuning import find_hook
 
 __all__ = ["compile_program"]
 
@@ -94,11 +95,9 @@ def find_function(reference: str, kernel: Any) -> Any:
         A decorator, or the function, runs something before or after each launch.
     """
     while not isinstance(kernel, JITFunction):
-        hooks = [name for name in ("reset_to_zero", "restore_value") if getattr(kernel, name, None)]
-        hooks += [f"pre_hook of {found}" for found in getattr(kernel, "configs", ()) if found.pre_hook is not None]
-        hooks += [name for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}", False)]
-        if hooks:
-            reason = f"its autotuner has {', '.join(hooks)}, run around every launch"
+        hook = find_hook(kernel) if hasattr(kernel, "configs") else None
+        if hook is not None:
+            reason = f"its autotuner has {hook}, which a frozen launch would leave out"
             raise UnfreezableKernel(reference, reason, "Do it in the caller, and declare the kernel without")
         if not hasattr(kernel, "fn"):
             raise CompileFailed(reference, f"a {type(kernel).__name__} is no @triton.jit function")
@@ -140,7 +139,7 @@ def check_markings(source: TritonSource, kernel: Any) -> None:
 
 
 def marking_of(parameter: Any) -> str:
-    """Return what a parameter is told apart by, as :data:`planfreeze.specialization.Marking` names it."""
+    """Return what a parameter is told apart by, as :data:`planfreeze.declared.specialization.Marking` names it."""
     if parameter.do_not_specialize:
         return "free"
     return "unaligned" if parameter.do_not_specialize_on_alignment else "specialized"

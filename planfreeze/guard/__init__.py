@@ -7,7 +7,6 @@
 
 from planfreeze.guard.attempts import Attempt, Mode
 from planfreeze.guard.children import child_environment, without_guard
-from planfreeze.guard.claims import Call, claim
 from planfreeze.guard.guards import Guard, no_compilation
 from planfreeze.guard.logs import LoggedAttempt, read_log
 from planfreeze.guard.proofs import Proof, prove, self_test
@@ -15,14 +14,12 @@ from planfreeze.guard.watch import attempt_totals, expose_attempts, installed_ro
 
 __all__ = [
     "Attempt",
-    "Call",
     "Guard",
     "LoggedAttempt",
     "Mode",
     "Proof",
     "attempt_totals",
     "child_environment",
-    "claim",
     "expose_attempts",
     "installed_roads",
     "no_compilation",

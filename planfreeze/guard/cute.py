@@ -2,7 +2,7 @@
 
 What counts as an attempt: every ``cute.compile``, which never uses a cache, and every call of a ``@cute.jit``
 function from Python, which traces and lowers before it looks into a cache. Calling what ``cute.compile`` returned,
-or a loaded object, lowers nothing and is allowed, and so is a call that something claims to serve.
+or a loaded object, lowers nothing and is allowed.
 
 Not seen: MLIR passes run through the private bindings in ``cutlass._mlir``.
 """
@@ -11,8 +11,7 @@ import sys
 from types import FunctionType, MethodType
 from typing import Any
 
-from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, Facts, NoAttempt, definition_of, user_location
-from planfreeze.guard.claims import Call, is_claimed
+from planfreeze.guard.attempts import Attempt, Facts, definition_of, user_location
 from planfreeze.guard.roads import Door, Road, watch_doors
 from planfreeze.guard.values import describe_value
 
@@ -22,13 +21,11 @@ __all__ = ["road"]
 CALLER_DEPTH = 4
 
 
-def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
+def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
     """Describe ``CompileCallable._compile(self, func, *args, **kwargs)``."""
     stated = {name: value for name, value in options.items() if name != "func"}
     compiler = first(arguments)
     function = arguments[1] if len(arguments) > 1 else options.get("func")
-    if is_claimed(Call(function=function, arguments=arguments[2:], options=stated, compiler=compiler)):
-        return NO_ATTEMPT
     chosen = tuple(
         (type(option).__name__, str(option.value))
         for option in getattr(getattr(compiler, "_compile_options", None), "options", {}).values()
@@ -37,28 +34,21 @@ def describe_compile(arguments: tuple[Any, ...], options: dict[str, Any]) -> Att
     return make_attempt(function, arguments[2:], stated, chosen)
 
 
-def describe_preprocess(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt:
+def describe_preprocess(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt:
     """Describe ``BaseDSL._preprocess_and_replace_code(func)``; the call's arguments are in the wrapper's frame."""
     wrapped = find_wrapper() or {}
     function = first(arguments, options.get("func"))
-    if is_claimed(implicit_call(function, wrapped)):
-        return NO_ATTEMPT
     return make_attempt(function, wrapped.get("args", ()), wrapped.get("kwargs", {}))
 
 
-def describe_trace(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | NoAttempt | None:
+def describe_trace(arguments: tuple[Any, ...], options: dict[str, Any]) -> Attempt | None:
     """Describe ``_func(self, funcBody, *args, **kwargs)`` and ``_device_func`` of a DSL object."""
-    wrapped = find_wrapper()
+    if find_wrapper() is not None:
+        # The wrapper called the preprocessor a moment ago: that was the attempt.
+        return None
     function = first(arguments[1:], options.get("funcBody"))
-    if wrapped is not None:
-        # The wrapper called the preprocessor a moment ago: that was the attempt, if it was one.
-        return NO_ATTEMPT if is_claimed(implicit_call(function, wrapped)) else None
     stated = {name: value for name, value in options.items() if name != "funcBody"}
     return make_attempt(function, arguments[2:], stated)
-
-
-def implicit_call(function: object, wrapped: dict[str, Any]) -> Call:
-    return Call(function=function, arguments=tuple(wrapped.get("args", ())), options=wrapped.get("kwargs", {}))
 
 
 def find_wrapper() -> dict[str, Any] | None:

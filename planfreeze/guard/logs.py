@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planfreeze.errors import GuardLogFailed
 from planfreeze.guard.attempts import PARTICIPLES, Attempt
+from planfreeze.shared_logs import append_lines, read_lines
 
 __all__ = ["LoggedAttempt", "read_log", "write_log"]
 
@@ -21,7 +22,7 @@ class LoggedAttempt:
 
 
 def write_log(path: Path, attempt: Attempt) -> None:
-    """Append an attempt of this process in one write, so that lines of several processes do not mix.
+    """Add an attempt of this process to a log.
 
     Raises
     ------
@@ -39,17 +40,10 @@ def write_log(path: Path, attempt: Attempt) -> None:
         "thread": threading.current_thread().name,
         "action": attempt.action,
     }
-    line = json.dumps(entry).encode() + b"\n"
     try:
-        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            written = os.write(log, line)
-        finally:
-            os.close(log)
+        append_lines(path, json.dumps(entry).encode() + b"\n")
     except OSError as error:
         raise GuardLogFailed(str(path), str(attempt), str(error)) from error
-    if written < len(line):
-        raise GuardLogFailed(str(path), str(attempt), f"{written} of {len(line)} bytes were written")
 
 
 def read_log(path: Path) -> tuple[LoggedAttempt, ...]:
@@ -57,11 +51,7 @@ def read_log(path: Path) -> tuple[LoggedAttempt, ...]:
 
     A line that cannot be read stands for an attempt that could not be written: its road is ``unknown``.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return ()
-    return tuple(map(parse_line, lines))
+    return tuple(map(parse_line, read_lines(path)))
 
 
 def parse_line(line: bytes) -> LoggedAttempt:

@@ -16,7 +16,7 @@ from planfreeze.errors import UnnameableConstant, Unrecordable
 from planfreeze.payload import Field
 from planfreeze.recorded.cute_arguments import describe_argument, is_constant, make_argument, traced_types
 from planfreeze.recorded.cute_function import CuteFunctionPayload
-from planfreeze.recorded.values import freeze_function, freeze_value, pairs, thaw_value
+from planfreeze.recorded.values import freeze_function, freeze_value, pairs, thaw_value, unwrap
 
 __all__ = [
     "BoundCall",
@@ -228,10 +228,7 @@ def is_tracing() -> bool:
 def make_call(payload: CuteFunctionPayload) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the function of a payload with placeholders for its arguments; imports the function's module."""
     function = thaw_value(payload.closure) if payload.closure else find_object(payload.function)
-    body = function
-    while hasattr(body, "__wrapped__"):
-        body = body.__wrapped__
-    kinds = {name: parameter.kind for name, parameter in signature_of(body).parameters.items()}
+    kinds = {name: parameter.kind for name, parameter in signature_of(unwrap(function)).parameters.items()}
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for name, field in pairs(payload.arguments):

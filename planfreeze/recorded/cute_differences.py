@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from planfreeze.payload import spell_differences
 from planfreeze.recorded.cute_function import CuteFunctionPayload, captured_values, spell_parameter
 from planfreeze.recorded.spelling import spell_value
 from planfreeze.recorded.values import INSTANCE, pairs
@@ -11,12 +12,7 @@ __all__ = ["list_differences"]
 
 def list_differences(planned: CuteFunctionPayload, asked: CuteFunctionPayload) -> tuple[str, ...]:
     """Spell each fact that differs as "name: planned -> asked"."""
-    before, after = dict(facts_of(planned)), dict(facts_of(asked))
-    return tuple(
-        f"{name}: {before.get(name, 'default')} -> {after.get(name, 'default')}"
-        for name in dict.fromkeys((*before, *after))
-        if before.get(name) != after.get(name)
-    )
+    return spell_differences(dict(facts_of(planned)), dict(facts_of(asked)), absent="default")
 
 
 def facts_of(payload: CuteFunctionPayload) -> Iterator[tuple[str, str]]:

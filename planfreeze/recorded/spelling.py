@@ -32,5 +32,5 @@ def spell_value(field: Field) -> str:
     return f"({', '.join(map(spell_value, field))}{',' * (len(field) == 1)})"
 
 
-def spell_named(pairs: Any) -> str:
-    return ", ".join(f"{name}={spell_value(value)}" for name, value in pairs)
+def spell_named(field: Any) -> str:
+    return ", ".join(f"{name}={spell_value(value)}" for name, value in pairs(field))

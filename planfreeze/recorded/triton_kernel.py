@@ -8,9 +8,10 @@ from planfreeze.constants import constant_modules, spell_constant
 from planfreeze.family import Definition, RecordedSource, family
 from planfreeze.payload import Field, Payload
 from planfreeze.recorded import no_grid
+from planfreeze.recorded.values import pairs
 from planfreeze.target import Target
 
-__all__ = ["TritonKernelPayload", "pairs", "spell_parameters", "triton_kernel"]
+__all__ = ["TritonKernelPayload", "spell_parameters", "triton_kernel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,11 +64,6 @@ def spell_parameters(
         if kind != "constexpr" and inner:
             facts[str(name)] += f" with {', '.join(inner.values())}"
     return facts
-
-
-def pairs(fields: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs that a field holds."""
-    return [(name, value) for name, value in fields]
 
 
 @family(TritonKernelPayload, version=1)

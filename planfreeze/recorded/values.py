@@ -11,6 +11,7 @@ from types import CellType, CodeType, FunctionType, ModuleType, NoneType, UnionT
 from typing import Any, Union, get_args, get_origin
 
 from planfreeze.constants import (
+    OBJECT,
     constant_modules,
     find_object,
     follow,
@@ -147,7 +148,7 @@ def freeze_function(name: str, function: Any, above: tuple[int, ...] = ()) -> Fi
         raise UnnameableConstant(name, repr(function), "it is in no module that is loaded")
     reference = f"{module_name(module)}:{body.__qualname__}"
     if unwrap(follow(module, body.__qualname__)) is body:
-        return ("\0object", reference)
+        return (OBJECT, reference)
     if "<locals>" not in body.__qualname__ or "<lambda>" in body.__qualname__:
         raise UnnameableConstant(name, reference, f"{module.__name__} has something else under this name")
     code = getattr(body, "_original_code", body.__code__)
@@ -278,8 +279,8 @@ def slots_of(kind: type) -> Iterator[str]:
                 yield f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
 
 
-def pairs(field: Any) -> list[tuple[str, Any]]:
-    """Return the pairs of a name and a value that a field holds."""
+def pairs(field: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs that a field holds: of a name, or a place in a signature, and what it stands for."""
     return [(name, value) for name, value in field]
 
 

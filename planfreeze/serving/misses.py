@@ -9,6 +9,7 @@ from typing import Any
 from planfreeze.constants import freeze_constant, spell_constant
 from planfreeze.errors import CompilationForbidden, UnnameableConstant
 from planfreeze.guard.attempts import definition_of, user_location
+from planfreeze.payload import spell_differences
 from planfreeze.recorded.triton_kernel import TritonKernelPayload, spell_parameters
 from planfreeze.tuning import tuner_name
 
@@ -91,12 +92,14 @@ def describe_miss(
     if not same:
         return f"holds no program of the kernel {name}"
     asked = asked_facts(source)
-    payload, parts = min(same, key=lambda pair: len(differing(pair[0].spell_parameters(), asked)))
-    changes = [*differing(payload.spell_parameters(), asked)]
-    changes += differing(parts["options"], {name: str(value) for name, value in vars(options).items()})
+    payload, parts = min(same, key=lambda pair: len(spell_differences(pair[0].spell_parameters(), asked)))
+    changes = [*spell_differences(payload.spell_parameters(), asked)]
+    # The build keeps all options but this one, which holds paths.
+    chosen = {name: str(value) for name, value in vars(options).items() if name != "extern_libs"}
+    changes += spell_differences(parts["options"], chosen)
     if parts["backend"] != backend.hash():
         changes.append("another architecture or ptxas")
-    changes += differing(parts["environment"], dict(environment))
+    changes += spell_differences(parts["environment"], dict(environment))
     if not changes and parts["source"] != source.hash():
         changes.append("the text of the kernel or of what it calls")
     if not changes and parts["compiler"] != compiler_digest():
@@ -123,12 +126,3 @@ def spell_asked(value: object) -> str:
         return spell_constant(freeze_constant("", value))
     except UnnameableConstant:
         return f"an unnamed {type(value).__name__}"
-
-
-def differing(planned: Facts, asked: Facts) -> list[str]:
-    """Return what differs, as "name: planned -> asked"."""
-    return [
-        f"{name}: {planned.get(name, 'none')} -> {asked.get(name, 'none')}"
-        for name in dict.fromkeys((*planned, *asked))
-        if planned.get(name) != asked.get(name) and name != "extern_libs"
-    ]

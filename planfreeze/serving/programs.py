@@ -11,6 +11,7 @@ from types import ModuleType
 from planfreeze.cache.store import Store
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
+from planfreeze.shared_logs import append_lines, read_lines
 
 __all__ = ["ServedPlan", "Server", "Service", "load_plan", "note_served", "open_service", "read_served"]
 
@@ -100,25 +101,16 @@ def open_service(reference: str, store: Path, *, is_trusted: bool = False) -> Se
 
 
 def note_served(served: ServedPlan, program: ResolvedProgram) -> None:
-    """Add a program to the log of the run in one write, so that lines of several processes do not mix."""
-    if served.log is None:
-        return
-    line = json.dumps({"pid": os.getpid(), "payload": program.payload.digest}).encode() + b"\n"
-    log = os.open(served.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(log, line)
-    finally:
-        os.close(log)
+    """Add a program to the log of the run, where there is one."""
+    if served.log is not None:
+        entry = {"pid": os.getpid(), "payload": program.payload.digest}
+        append_lines(served.log, json.dumps(entry).encode() + b"\n")
 
 
 def read_served(log: Path) -> frozenset[str]:
     """Return the payload digests of the programs that a run was served; a log that does not exist has none."""
-    try:
-        lines = log.read_bytes().splitlines()
-    except FileNotFoundError:
-        return frozenset()
     found = set()
-    for line in lines:
+    for line in read_lines(log):
         try:
             found.add(str(json.loads(line)["payload"]))
         except ValueError:  # the last line of a process that was killed

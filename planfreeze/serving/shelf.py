@@ -14,6 +14,7 @@ from typing import Any
 
 from planfreeze.errors import UnservablePlan
 from planfreeze.plans import Choice
+from planfreeze.recorded.triton_companions import KEPT, TRITON_PLACE
 from planfreeze.resolve import ResolvedProgram
 from planfreeze.serving.programs import ServedPlan
 
@@ -60,15 +61,15 @@ def make_shelf(served: ServedPlan, version: str) -> TritonShelf:
     programs, modules, choices = {}, {}, defaultdict(list)
     for resolved in served.programs:
         companions = dict(resolved.companions)
-        if "triton.json" not in companions:
+        if KEPT not in companions:
             continue
         try:
-            kept = json.loads(companions.pop("triton.json"))
+            kept = json.loads(companions.pop(KEPT))
             programs[kept["key"]] = TritonProgram(
                 resolved=resolved, file=kept["file"], metadata=kept["metadata"], parts=kept["parts"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise UnservablePlan(served.plan.name, f"triton.json of {resolved.name}: {error!r}") from error
+            raise UnservablePlan(served.plan.name, f"{KEPT} of {resolved.name}: {error!r}") from error
         check_versions(served.plan.name, kept["metadata"], tuple(companions), version)
         modules.update(companions)
     for choice in served.plan.choices:
@@ -104,6 +105,6 @@ def restore_paths(value: Any) -> Any:
         return {name: restore_paths(item) for name, item in value.items()}
     if isinstance(value, list):
         return [restore_paths(item) for item in value]
-    if isinstance(value, str) and value.startswith("$TRITON/"):
-        return str(Path(triton.__file__).parent) + value.removeprefix("$TRITON")
+    if isinstance(value, str) and value.startswith(f"{TRITON_PLACE}/"):
+        return str(Path(triton.__file__).parent) + value.removeprefix(TRITON_PLACE)
     return value

@@ -180,15 +180,17 @@ def hook_version(module: ModuleType, shelf: TritonShelf) -> None:
 
 def hook_autotuner(module: ModuleType, shelf: TritonShelf) -> None:
     """Make every autotuner begin with the choices of the plan."""
-    initialize = module.Autotuner.__init__
 
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
-        initialize(self, *arguments, **options)
-        for choice in shelf.choices.get(tuner_name(self), []):
-            if choice.space == space_of(self):
-                self.cache[tuple(thaw_constant(part) for part in choice.key)] = find_config(self, choice)
+    def give_choices(original: Any) -> Any:
+        def initialize(tuner: Any, *arguments: Any, **options: Any) -> None:
+            original(tuner, *arguments, **options)
+            for choice in shelf.choices.get(tuner_name(tuner), []):
+                if choice.space == space_of(tuner):
+                    tuner.cache[tuple(thaw_constant(part) for part in choice.key)] = find_config(tuner, choice)
 
-    module.Autotuner.__init__ = __init__
+        return initialize
+
+    hook_method(module.Autotuner, "__init__", give_choices)
     # Around the call, not around a trial: a guard puts its gate in front of whatever makes a trial.
     hook_method(module.Autotuner, "run", lambda original: explain_tuning(original, shelf.served.plan.name))
 
@@ -204,7 +206,7 @@ def space_of(tuner: Any) -> str:
 def hook_sources(module: ModuleType, shelf: TritonShelf) -> None:
     """Explain what is lowered, or refused, because the plan does not have it."""
     owner = getattr(module, "GluonASTSource", None) or module.ASTSource
-    hook_method(owner, "make_ir", lambda original: explain_lowering(original))
+    hook_method(owner, "make_ir", explain_lowering)
 
 
 HOOKS = {

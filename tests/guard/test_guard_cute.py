@@ -184,44 +184,6 @@ def test_a_proof_finds_the_guard_awake_and_leaves_no_count(run_script, cute_kern
     run_script(cute_kernel, SETUP, NAMES, checks)
 
 
-def test_a_call_that_something_claims_is_no_attempt(run_script, cute_kernel: str) -> None:
-    checks = """
-    from planfreeze.guard import claim
-    asked = []
-    def serves(call):
-        asked.append(call)
-        return call.function is host or getattr(call.function, "__name__", "") == "greet"
-    withdraw = claim(serves)
-    with no_compilation() as guard:
-        refused(cute.compile[cute.OptLevel(2)], host, cutlass.Int64(0))
-    assert guard.attempts == {"cute": 1} and asked, "a claim that is not kept: the lowering below it is watched"
-    """
-    served = """
-    asked.clear()
-    from cutlass.base_dsl.dsl import BaseDSL
-    real_compile, real_func = CompileCallable._compile, BaseDSL._func
-    def from_store(self, func, *arguments, **options):
-        return "stored" if func is host else real_compile(self, func, *arguments, **options)
-    def run_stored(self, body, *arguments, **options):
-        return "ran" if body.__name__ == "greet" else real_func(self, body, *arguments, **options)
-    CompileCallable._compile, BaseDSL._func = from_store, run_stored
-    with no_compilation() as guard:
-        assert cute.compile[cute.OptLevel(2)](host, cutlass.Int64(0), x=1) == "stored"
-        assert greet(cutlass.Int32(3)) == "ran"
-        explicit, implicit = asked[0], asked[1]
-        assert explicit.compiler._compile_options and len(explicit.arguments) == 1 and explicit.options == {"x": 1}
-        assert implicit.compiler is None and len(implicit.arguments) == 1
-        assert not guard.attempts
-        refused(warmed, cutlass.Int32(3))
-        withdraw()
-        withdraw()
-        refused(cute.compile, host, cutlass.Int64(0))
-        refused(greet, cutlass.Int32(3))
-    assert guard.attempts == {"cute": 3}
-    """
-    run_script(cute_kernel, SETUP, NAMES, checks, served)
-
-
 def test_the_constants_of_an_instance_are_facts_of_its_compile(run_script, cute_kernel: str) -> None:
     checks = """
     class Sized(Launcher):

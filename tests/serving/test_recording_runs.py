@@ -110,7 +110,7 @@ def test_choices_of_tuners_with_hooks_are_refused_by_name_and_others_are_served(
     assert refused.keys() == {f"hooks:{name}" for name in ("resetting", "restoring", "hooking", "hooked")}
     assert "reset_to_zero=['x']" in refused["hooks:resetting"]
     assert "restore_value=['x']" in refused["hooks:restoring"]
-    assert "pre_hook of a configuration" in refused["hooks:hooked"]
+    assert "pre_hook of num_warps: 1" in refused["hooks:hooked"]
     assert {choice["kernel"] for choice in recorded["choices"]} == {"hooks:pruned"}
     project.build()
     # Four tuners with two keys and two configurations each go on choosing; the one that is served does not.

@@ -5,10 +5,8 @@ import subprocess
 
 import pytest
 
-from planfreeze.serving import open_service, serving_environment
-
-pytest.importorskip("planfreeze.guard.claims")  # the guard that tells a served compile from one that lowers
 from planfreeze.guard import child_environment, read_log
+from planfreeze.serving import open_service, serving_environment
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from planfreeze.constants import freeze_constant, spell_field
+from planfreeze.declared.parameters import Integer, Parameter, Tensor
+from planfreeze.declared.specialization import Marking
+from planfreeze.declared.variants import Axis, Derived, combine, derive_axis, field_name
+from planfreeze.declared.variants import plain_constant as plain
 from planfreeze.errors import InvalidArgument, InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Family, Grid, Scalars, TritonSource
-from planfreeze.parameters import Integer, Parameter, Tensor
 from planfreeze.payload import Field, Payload
-from planfreeze.specialization import Marking
-from planfreeze.variants import Axis, Derived, combine, derive_axis, field_name
-from planfreeze.variants import plain_constant as plain
 
 __all__ = ["DeclaredFamily", "GridRule", "SourceRule", "define_variant"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["DRIVER_LIBRARY", "Gpu", "Machine", "find_machine"]
+__all__ = ["Gpu", "Machine", "find_machine"]
 
 DISTRIBUTIONS = (
     "planfreeze",

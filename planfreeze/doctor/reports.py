@@ -4,7 +4,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from planfreeze.diagnosis import Diagnosis, Finding
+from planfreeze.doctor.diagnosis import Diagnosis, Finding
 from planfreeze.reports import print_table
 
 __all__ = ["diagnosis_json", "diagnosis_text"]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from planfreeze.diagnosis import Diagnosis, Finding, diagnose, guarded
+from planfreeze.doctor.diagnosis import Diagnosis, Finding, diagnose, guarded
+from planfreeze.doctor.knobs import COSTLY, HINDERING, find_differing, find_hindering
+from planfreeze.doctor.machine import Machine, find_machine
 from planfreeze.guard.unseen import UNSEEN
-from planfreeze.knobs import COSTLY, HINDERING, find_differing, find_hindering
-from planfreeze.machine import Machine, find_machine
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # Makes a process, and those it starts, one in which only planfreeze and what it depends on is installed.
 BARE = """
@@ -205,7 +205,7 @@ def test_metadata_without_a_version_are_unknown(tmp_path: Path, interpreter) -> 
     broken = tmp_path / "broken" / "triton-0.dist-info"
     broken.mkdir(parents=True)
     (broken / "METADATA").write_text("Name: triton\n")
-    script = "from planfreeze.machine import find_version; print(find_version('triton'))"
+    script = "from planfreeze.doctor.machine import find_version; print(find_version('triton'))"
     path = os.pathsep.join(map(str, (broken.parent, ROOT)))
     assert interpreter.run(script, PYTHONPATH=path).strip() == "unknown"
 

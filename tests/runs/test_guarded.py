@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from planfreeze.guard import Attempt, LoggedAttempt
-from planfreeze.running import count_attempts, execute, find_program, python_of
+from planfreeze.runs.guarded import count_attempts, execute, find_program, python_of
 
 # Tries to compile the kernel of the toys as often as it is told, swallows the errors and ends well.
 TRY = """
@@ -151,7 +151,7 @@ def test_a_torn_last_line_counts_as_an_attempt_that_nobody_can_name(run, tried: 
 
 
 def test_a_command_that_clears_its_environment_is_not_seen(run, tried: Path, toys, tmp_path: Path) -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     paths = f"PYTHONPATH={toys.folder}:{root}", f"TRITON_CACHE_DIR={tmp_path / 'triton'}", f"HOME={tmp_path}"
     done, report = run("env", "-i", *paths, sys.executable, tried, 1)
     assert (done.returncode, report["attempts"]) == (0, [])

@@ -1,4 +1,4 @@
-"""Runs: any command under the guard, which is proven awake first, and the attempts to compile it made."""
+"""Guarded runs: any command under the guard, which is proven awake first, and the attempts to compile it made."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
 
-from planfreeze.commands import execute, find_program
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
-from planfreeze.questions import prove_start
+from planfreeze.runs.commands import execute, find_program
+from planfreeze.runs.questions import prove_start
 from planfreeze.serving import Service, read_served, serving_environment
 
 __all__ = ["RUN_MODES", "CountedAttempt", "Run", "count_attempts", "make_environment", "run_guarded"]

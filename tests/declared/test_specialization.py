@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from planfreeze.arguments import flag, integer, real, tensor
+from planfreeze.declared.arguments import flag, integer, real, tensor
+from planfreeze.declared.parameters import Parameter
+from planfreeze.declared.specialization import INTEGER_LIMITS, Marking, reachable_classes
 from planfreeze.errors import InvalidArgument, InvalidDeclaration
-from planfreeze.parameters import Parameter
-from planfreeze.specialization import INTEGER_LIMITS, Marking, reachable_classes
 
 MARKINGS: tuple[Marking, ...] = ("specialized", "unaligned", "free")
 EDGES = sorted(

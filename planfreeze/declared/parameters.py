@@ -5,10 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from planfreeze.dtypes import TRITON_TYPES, DType
-from planfreeze.errors import InvalidArgument
-from planfreeze.family import Argument, Scalars
-from planfreeze.specialization import (
+from planfreeze.declared.specialization import (
     INTEGER_LIMITS,
     ONE,
     TYPES_BY_VALUE,
@@ -17,6 +14,9 @@ from planfreeze.specialization import (
     classify_integer,
     reachable_classes,
 )
+from planfreeze.dtypes import TRITON_TYPES, DType
+from planfreeze.errors import InvalidArgument
+from planfreeze.family import Argument, Scalars
 
 __all__ = ["TENSOR_ALIGNMENT", "Flag", "Integer", "Parameter", "Real", "Tensor"]
 

@@ -14,8 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from planfreeze.guard import Guard
     from planfreeze.guard.guards import Explain
-    from planfreeze.pytest_replay import ReplayRun
-    from planfreeze.witness import Witness
+    from planfreeze.pytest_plugin.replay import ReplayRun
+    from planfreeze.pytest_plugin.witness import Witness
 
 __all__ = [
     "forbid_compilation",
@@ -75,7 +75,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def arm_replay(config: pytest.Config) -> "ReplayRun":
     """Arm the guard of a replay, once per process, and return the replay."""
-    from planfreeze.pytest_replay import ReplayRun
+    from planfreeze.pytest_plugin.replay import ReplayRun
 
     if REPLAY not in config.stash:
         resources = config.stash[RESOURCES] = ExitStack()
@@ -87,8 +87,8 @@ def arm_replay(config: pytest.Config) -> "ReplayRun":
 @contextmanager
 def witnessed(config: pytest.Config, explain: "Explain | None" = None) -> Iterator["Witness"]:
     """Forbid compiling, here and in Python children, and witness what tried."""
+    from planfreeze.pytest_plugin.witness import Witness
     from planfreeze.settings import read_guard_settings
-    from planfreeze.witness import Witness
 
     with ExitStack() as undo:
         log = read_guard_settings().log
@@ -133,7 +133,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 def describe_attempts(witness: "Witness") -> str:
     """Return a line per attempt that was not told yet, and how often it was made."""
-    from planfreeze.running import count_attempts
+    from planfreeze.runs.guarded import count_attempts
 
     lines = [f"{found.attempt} ({found.count} times)" for found in count_attempts(witness.take())]
     return "\n".join(["nothing may be compiled in this test:", *lines]) if lines else ""

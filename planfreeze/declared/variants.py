@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from planfreeze.constants import CONSTEXPR, DTYPE, OBJECT, freeze_constant, spell_constant, thaw_constant
+from planfreeze.declared.parameters import Integer
+from planfreeze.declared.specialization import Marking
 from planfreeze.errors import FamilyTooLarge
-from planfreeze.parameters import Integer
 from planfreeze.payload import Field, Payload
-from planfreeze.specialization import Marking
 
 __all__ = [
     "MAX_VARIANTS",

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import NoReturn
 
+from planfreeze.declared.parameters import TENSOR_ALIGNMENT, Flag, Integer, Real, Tensor
+from planfreeze.declared.specialization import INTEGER_LIMITS
 from planfreeze.dtypes import ITEM_BYTES, DType
 from planfreeze.errors import InvalidDeclaration
 from planfreeze.family import Scalars
-from planfreeze.parameters import TENSOR_ALIGNMENT, Flag, Integer, Real, Tensor
-from planfreeze.specialization import INTEGER_LIMITS
 
 __all__ = ["flag", "integer", "real", "tensor"]
 

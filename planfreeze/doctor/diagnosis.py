@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from planfreeze.cache.store import Store
+from planfreeze.doctor.knobs import find_differing, find_hindering
+from planfreeze.doctor.machine import Machine, find_machine
 from planfreeze.errors import GuardAsleep, PlanfreezeError, StoreMissing
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard.unseen import UNSEEN, Unseen
 from planfreeze.key import COMPILE_ENVIRONMENT
-from planfreeze.knobs import find_differing, find_hindering
-from planfreeze.machine import Machine, find_machine
-from planfreeze.questions import ask_device, ask_driver_library, ask_guard
 from planfreeze.resolve import PlanReference, check_kernels, find_plan
-from planfreeze.running import make_environment
+from planfreeze.runs.guarded import make_environment
+from planfreeze.runs.questions import ask_device, ask_driver_library, ask_guard
 from planfreeze.target import ARCHS
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]

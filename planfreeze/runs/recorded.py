@@ -1,13 +1,13 @@
-"""Runs: a command whose processes are recorded, from its start to its end."""
+"""Recorded runs: a command whose processes are recorded, from its start to its end."""
 
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from planfreeze.commands import execute, find_program
 from planfreeze.recorders.processes import make_recording
 from planfreeze.recordings import Recording
+from planfreeze.runs.commands import execute, find_program
 from planfreeze.serving.environment import recording_environment
 
 __all__ = ["record_command"]

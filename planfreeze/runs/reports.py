@@ -8,7 +8,7 @@ from typing import Any
 
 from planfreeze.errors import ReportUnwritable
 from planfreeze.reports import print_table
-from planfreeze.running import CountedAttempt, Run
+from planfreeze.runs.guarded import CountedAttempt, Run
 
 __all__ = ["attempt_rows", "print_attempts", "print_proof", "run_json", "write_report"]
 

@@ -13,12 +13,12 @@ from planfreeze.errors import PlanfreezeError
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, installed_roads, prove
 from planfreeze.nearest import explain_attempt
-from planfreeze.questions import prove_start
+from planfreeze.pytest_plugin.witness import Witness
 from planfreeze.resolve import PlannedProgram, PlanReference, find_plan, planned_programs, program_name
-from planfreeze.running import CountedAttempt, count_attempts, make_environment
+from planfreeze.runs.guarded import CountedAttempt, count_attempts, make_environment
+from planfreeze.runs.questions import prove_start
 from planfreeze.settings import read_settings, store_path
 from planfreeze.uses import Uses, gather_uses, keep_sessions
-from planfreeze.witness import Witness
 
 __all__ = ["ReplayRun", "Verdict", "judge"]
 
