@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_raise_refuses_and_counts() -> None:
         "triton was asked to compile m.k(x: *fp32) at app.py:12. Nothing may be compiled while a guard is armed. "
         "Run: planfreeze build, with a plan that holds this program"
     )
+
+
+@pytest.mark.parametrize("action", ["compile", "build", "load"])
+def test_no_plan_is_advised_for_what_no_plan_holds(action: str) -> None:
+    for road in ("spawn", "cpp-extension", "ptx"):
+        message = str(CompilationForbidden(replace(ATTEMPT, road=road, action=action)))
+        assert message.endswith("Run: this before a guard is armed; no plan holds what comes of it")
 
 
 def test_an_explanation_that_names_the_command_has_the_last_word() -> None:
