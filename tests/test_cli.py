@@ -256,6 +256,16 @@ def test_no_command_imports_a_compiler_when_nothing_is_to_compile(store: Path, a
     assert done.stderr.endswith("heavy: []")
 
 
+@pytest.mark.parametrize("command", ["plan", "build", "replay"])
+def test_a_recording_of_nothing_exits_3_without_an_architecture_too(tmp_path: Path, store: Path, command: str) -> None:
+    parts = ("archs", "programs", "choices", "refused")
+    content = {"magic": "planfreeze recording", "format": 1, **dict.fromkeys(parts, []), "unused": 0}
+    (tmp_path / "run.json").write_text(json.dumps({**content, "versions": {}, "environment": {}, "source_roots": ["."]}))
+    where = () if command == "plan" else ("--store", store)
+    status, _, stderr = run(command, "--plan", tmp_path / "run.json", *where)
+    assert status == 3 and "launched no Triton or CuTe program" in stderr
+
+
 def test_the_version_is_the_packages() -> None:
     import planfreeze
 

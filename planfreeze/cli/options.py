@@ -94,10 +94,13 @@ def declare_plans(
 
 def declare_recorded(path: Path, archs: list[str] | None, source_roots: list[Path] | None) -> tuple["Plan", ...]:
     """Make one plan per architecture of what a run was recorded with, its kernels' modules where it says or is told."""
+    from planfreeze.errors import NothingRecorded
     from planfreeze.recordings import plan_recording, read_recording
     from planfreeze.target import target
 
     recorded = read_recording(path)
+    if not recorded.programs:  # such a one has no architecture either, so that no plan of it would be refused
+        raise NothingRecorded(str(path))
     import_from(source_roots or recorded.source_roots)
     names = dict.fromkeys(archs or recorded.archs)
     return tuple(plan_recording(recorded, target(name), path=path) for name in names)
