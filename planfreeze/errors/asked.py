@@ -33,7 +33,7 @@ class InvalidPayload(PlanfreezeError):
     def __str__(self) -> str:
         return (
             f"payload of {self.family}: {self.reason}. A payload names a program by geometry and flags alone. "
-            f"Correct the payload, or see: planfreeze plan --json"
+            f"Correct the payload, or see what is planned: planfreeze plan --family FAMILY, or --model MODEL"
         )
 
 
