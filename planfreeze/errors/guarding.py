@@ -17,7 +17,7 @@ __all__ = [
 # What helps on the roads of compilers whose programs a plan can hold, by what the attempt came to do; and on others.
 PLANNED_ROADS = ("triton", "triton-autotune", "triton-build", "triton-load", "cute")
 STEPS = {
-    "compile": "planfreeze build, with a plan that holds this program",
+    "compile": "planfreeze build, with a plan that holds this program; planfreeze record makes one of a run",
     "build": "the program once unguarded, so that Triton has the module in its cache",
     "benchmark": "the tuning before the guard is armed, or choose one configuration",
     "load": "the kernel once before the guard is armed, or plan it",

@@ -34,7 +34,7 @@ def test_raise_refuses_and_counts() -> None:
     assert isinstance(caught.value, PlanfreezeError)
     assert str(caught.value) == (
         "triton was asked to compile m.k(x: *fp32) at app.py:12. Nothing may be compiled while a guard is armed. "
-        "Run: planfreeze build, with a plan that holds this program"
+        "Run: planfreeze build, with a plan that holds this program; planfreeze record makes one of a run"
     )
 
 
