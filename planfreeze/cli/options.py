@@ -129,7 +129,7 @@ def declare_model(
     from planfreeze.target import target
 
     if model is None:
-        raise typer.BadParameter("--model or --family is missing", param_hint="--model")
+        raise typer.BadParameter("one of --model, --family, --plan is missing", param_hint="--model")
     settings = read_settings()
     options = parse_options(
         inline_limit=settings.csf_inline_max_tokens if inline_limit is None else inline_limit,
