@@ -122,7 +122,9 @@ def build_arguments(name: str) -> tuple[str, ...] | None:
 
 
 def recording_arguments(name: str) -> tuple[str, ...]:
-    """Return the build's arguments for a name that is no model's plan: that of a recording, or of nothing known."""
+    """Return the build's arguments for a name that is no model's plan: of a recording, its file, or nothing known."""
+    if name.endswith(".json"):
+        return ("--plan", name)
     found = re.fullmatch(r"(?P<stem>.+)-(?P<arch>sm_[0-9]+a)", name)
     return ("--plan", f"{found['stem']}.json", "--arch", found["arch"]) if found else ("--model", "MODEL", "--tp", "N")
 

@@ -108,7 +108,7 @@ def prove_guard() -> dict[str, str]:
     Returns
     -------
     dict
-        Road to "awake" or "no compiler installed".
+        Road to "awake" or "not installed".
 
     Raises
     ------
@@ -116,7 +116,7 @@ def prove_guard() -> dict[str, str]:
         An installed compiler was reached under the guard.
     """
     if not any(find_spec(road.package) for road in ROADS):
-        return dict.fromkeys(road_names(), "no compiler installed")
+        return dict.fromkeys(road_names(), "not installed")
     # Under Triton's interpreter nothing compiles, and nothing would be proven.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     child = subprocess.run(

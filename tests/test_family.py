@@ -73,6 +73,7 @@ def test_reference_that_leads_to_no_family_is_refused(toys, reference):
     with pytest.raises(UnknownFamily) as raised:
         load_family(reference)
     assert raised.value.exit_code == 3 and reference in str(raised.value)
+    assert "PYTHONPATH" in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from planfreeze.errors import DamagedPlan, InvalidModel, PlanTooNew
 from planfreeze.frozen_plans import PLAN_FORMAT, FrozenPlan, PlanEntry, PlanFamily, freeze_families
 from planfreeze.models import PlanOptions, load_model
 from planfreeze.models.model import Model
-from planfreeze.plans import Plan, build_arguments, build_command, make_plan
+from planfreeze.plans import Plan, build_arguments, build_command, make_plan, recording_arguments
 from planfreeze.sources import Sources
 from planfreeze.target import target
 
@@ -241,6 +241,11 @@ def test_options_of_a_plan_are_part_of_the_command_that_builds_it():
 )
 def test_other_names_are_no_plan_that_could_be_built(name):
     assert build_arguments(name) is None
+
+
+@pytest.mark.parametrize("name", ["kernels-sm_90a", "kernels.json"])
+def test_the_name_of_a_recorded_plan_and_its_file_lead_to_the_recording(name):
+    assert recording_arguments(name)[:2] == ("--plan", "kernels.json")
 
 
 def test_frozen_families_merge_the_modules_of_their_programs(toys):

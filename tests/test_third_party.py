@@ -387,7 +387,7 @@ def test_broken_and_colliding_entry_points_are_errors_only_when_asked_for(edited
         (("--family", "no_such_family"), 3, "no_such_family is not a kernel family here"),
         (("--family", "sample_gemm", "--model", "ds41"), 2, "with --arch alone"),
         (("--family", "sample_gemm", "--tp", "2"), 2, "with --arch alone"),
-        ((), 2, "--model or --family is missing"),
+        ((), 2, "one of --model, --family, --plan is missing"),
     ],
 )
 def test_families_that_cannot_be_planned(

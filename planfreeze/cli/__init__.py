@@ -14,20 +14,52 @@ from planfreeze.cli.running import run_command
 
 __all__ = ["app", "main"]
 
+# What to type, shown at the end of each command's help.
+EXAMPLES = {
+    "plan": ("plan --model ds41 --tp 4", "plan --family mykernels.add:add", "plan --plan kernels.json"),
+    "diff": ("plan diff kernels-sm_90a later.json --store store",),
+    "build": (
+        "build --model ds41 --tp 4 --arch sm_90a --store store",
+        "build --family mykernels.add:add --arch sm_90a --store store",
+        "build --plan kernels.json --store store",
+    ),
+    "replay": (
+        "replay --model ds41 --tp 4 --arch sm_90a --store store",
+        "replay --plan kernels.json --store store",
+    ),
+    "explain": ("explain topk_sum hidden=5120 top_k=6 --arch sm_90a --store store",),
+    "record": (
+        "record -o kernels.json -- python run.py",
+        "build --plan kernels.json --store store",
+        "run --store store --plan kernels-sm_90a -- python run.py",
+    ),
+    "run": ("run -- python serve.py --port 8000", "run --store store --plan kernels-sm_90a -- python run.py"),
+    "doctor": ("doctor --store store",),
+}
+
+
+def show_examples(command: str) -> str:
+    """Return the end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  planfreeze {example}" for example in EXAMPLES[command])
+
+
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="Freeze a model's GPU kernels."
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="A command's own help ends with examples: planfreeze build --help",
 )
 plans = typer.Typer(rich_markup_mode=None)
-plans.callback(invoke_without_command=True)(plan_command)
-plans.command("diff")(diff_command)
+plans.callback(invoke_without_command=True, epilog=show_examples("plan"))(plan_command)
+plans.command("diff", epilog=show_examples("diff"))(diff_command)
 app.add_typer(plans, name="plan")
-app.command("build")(build_command)
-app.command("replay")(replay_command)
-app.command("explain")(explain_command)
-app.command("record")(record_command)
+app.command("build", epilog=show_examples("build"))(build_command)
+app.command("replay", epilog=show_examples("replay"))(replay_command)
+app.command("explain", epilog=show_examples("explain"))(explain_command)
+app.command("record", epilog=show_examples("record"))(record_command)
 # What follows the command's name belongs to the command, also without the two dashes.
-app.command("run", context_settings={"allow_interspersed_args": False})(run_command)
-app.command("doctor")(doctor_command)
+app.command("run", context_settings={"allow_interspersed_args": False}, epilog=show_examples("run"))(run_command)
+app.command("doctor", epilog=show_examples("doctor"))(doctor_command)
 
 
 @app.callback(invoke_without_command=True)

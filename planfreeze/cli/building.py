@@ -40,7 +40,7 @@ def plan_command(
     source_root: RootsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List every program a model can ask for, or a run was recorded with."""
+    """List the programs of a model, of families, or of a recorded run."""
     from planfreeze import reports
 
     if context.invoked_subcommand is not None:

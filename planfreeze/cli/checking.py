@@ -83,7 +83,8 @@ def explain_command(
 ) -> None:
     """Show a payload's key and whether it is stored.
 
-    For every architecture; a payload that is not stored comes with the nearest one that is.
+    For every architecture; a payload that is not stored comes with the nearest one that is. Families and fields are
+    those that planfreeze plan lists.
     """
     from planfreeze import reports
     from planfreeze.explanations import explain

@@ -18,7 +18,11 @@ def doctor_command(
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether frozen serving would work here, what a guard watches, and what still needs a compiler."""
+    """Say whether frozen serving would work here.
+
+    Shows what a guard watches and cannot see, and what still needs a compiler. Status 6 if the machine only lacks
+    something, 1 for other problems.
+    """
     from planfreeze.doctor import diagnose, reports
     from planfreeze.settings import read_settings, store_path
 

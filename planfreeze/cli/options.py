@@ -94,10 +94,13 @@ def declare_plans(
 
 def declare_recorded(path: Path, archs: list[str] | None, source_roots: list[Path] | None) -> tuple["Plan", ...]:
     """Make one plan per architecture of what a run was recorded with, its kernels' modules where it says or is told."""
+    from planfreeze.errors import NothingRecorded
     from planfreeze.recordings import plan_recording, read_recording
     from planfreeze.target import target
 
     recorded = read_recording(path)
+    if not recorded.programs:  # such a one has no architecture either, so that no plan of it would be refused
+        raise NothingRecorded(str(path))
     import_from(source_roots or recorded.source_roots)
     names = dict.fromkeys(archs or recorded.archs)
     return tuple(plan_recording(recorded, target(name), path=path) for name in names)
@@ -126,7 +129,7 @@ def declare_model(
     from planfreeze.target import target
 
     if model is None:
-        raise typer.BadParameter("--model or --family is missing", param_hint="--model")
+        raise typer.BadParameter("one of --model, --family, --plan is missing", param_hint="--model")
     settings = read_settings()
     options = parse_options(
         inline_limit=settings.csf_inline_max_tokens if inline_limit is None else inline_limit,

@@ -19,7 +19,10 @@ def record_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a command and write down every program it launches; passes on the command's own status."""
+    """Run a command and write down every program it launches.
+
+    The status is the command's own; 1 if something cannot be recorded, 3 if no program was launched.
+    """
     from planfreeze import reports
     from planfreeze.errors import IncompleteRecording, NothingRecorded
     from planfreeze.runs import record_command
@@ -44,7 +47,10 @@ def diff_command(
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is planned and was not used, and what was used and is not planned."""
+    """Compare a plan with a recorded run.
+
+    Shows what is planned and was not used, and what was used and is not planned; status 1 if there is either.
+    """
     from planfreeze import reports
     from planfreeze.differences import compare_plan
     from planfreeze.recordings import read_recording

@@ -62,6 +62,8 @@ CODE_KNOBS = {
         "CUTE_DSL_TOLERATE_M2M",
     ),
 }
+# What Triton 3.6 to 3.9 take where nothing is set.
+DEFAULTS = {"TRITON_DEFAULT_FP_FUSION": "1"}
 OFF = ("", "0", "false", "off", "no", "n")
 DIFFERENT_CODE = "the store's programs were made with {wanted}; what {dialect} compiles here is other code"
 UNPLANNED_ONLY = "planned programs stay as they are; set {name} alike where results are compared"
@@ -134,7 +136,7 @@ def find_differing(
         )
         for dialect, pinned in made_with.items()
         for name in sorted({*pinned, *CODE_KNOBS.get(dialect, ())})
-        if environ.get(name) != pinned.get(name)
+        if environ.get(name, DEFAULTS.get(name)) != pinned.get(name, DEFAULTS.get(name))
     )
 
 

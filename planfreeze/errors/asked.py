@@ -33,7 +33,7 @@ class InvalidPayload(PlanfreezeError):
     def __str__(self) -> str:
         return (
             f"payload of {self.family}: {self.reason}. A payload names a program by geometry and flags alone. "
-            f"Correct the payload, or see: planfreeze plan --json"
+            f"Correct the payload, or see what is planned: planfreeze plan --family FAMILY, or --model MODEL"
         )
 
 
@@ -78,8 +78,9 @@ class UnknownFamily(PlanfreezeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.reference} is not a kernel family here. Its arguments and launch rules come from the installed "
-            f"package. Install the package that defines it, or build the plan again: planfreeze build"
+            f"{self.reference} is not a kernel family here. Its arguments and launch rules come from the module that "
+            f"defines it, and that has to be importable. Install its package, or put its folder on PYTHONPATH; a "
+            f"family that no entry point offers is named as module:attribute"
         )
 
 

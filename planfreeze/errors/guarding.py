@@ -14,13 +14,15 @@ __all__ = [
 ]
 
 
-# What helps, by what the attempt came to do.
+# What helps on the roads of compilers whose programs a plan can hold, by what the attempt came to do; and on others.
+PLANNED_ROADS = ("triton", "triton-autotune", "triton-build", "triton-load", "cute")
 STEPS = {
-    "compile": "planfreeze build, with a plan that holds this program",
+    "compile": "planfreeze build, with a plan that holds this program; planfreeze record makes one of a run",
     "build": "the program once unguarded, so that Triton has the module in its cache",
     "benchmark": "the tuning before the guard is armed, or choose one configuration",
     "load": "the kernel once before the guard is armed, or plan it",
 }
+UNPLANNED_STEP = "this before a guard is armed; no plan holds what comes of it"
 
 
 class CompilationForbidden(PlanfreezeError):
@@ -33,7 +35,8 @@ class CompilationForbidden(PlanfreezeError):
         self.attempt, self.explanation = attempt, explanation
 
     def __str__(self) -> str:
-        step = "" if "Run:" in self.explanation else f" Run: {STEPS[self.attempt.action]}"
+        advice = STEPS[self.attempt.action] if self.attempt.road in PLANNED_ROADS else UNPLANNED_STEP
+        step = "" if "Run:" in self.explanation else f" Run: {advice}"
         explanation = f" {self.explanation}" if self.explanation else ""
         refusal = f"Nothing may be {self.attempt.participle} while a guard is armed."
         return f"{self.attempt}. {refusal}{explanation}{step}"

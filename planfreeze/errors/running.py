@@ -61,8 +61,9 @@ class StartNotWatched(PlanfreezeError):
 
     def __str__(self) -> str:
         log = f"\n{self.log}" if self.log else ""
+        python, _, options = self.interpreter.partition(" ")
+        step = f"Leave out {options}" if set("IES") & set(options) else f"Run: {python} -m pip install planfreeze"
         return (
             f"{self.interpreter} starts without the guard, so a compile in it would go unseen. planfreeze has to be "
-            f"importable there, and -I, -E and -S keep it out. "
-            f"Run: {self.interpreter.partition(' ')[0]} -m pip install planfreeze{log}"
+            f"importable there, and -I, -E and -S keep it out. {step}{log}"
         )

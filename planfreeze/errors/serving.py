@@ -99,8 +99,8 @@ class KernelsDiffer(PlanfreezeError):
     def __str__(self) -> str:
         return (
             f"{self.plan} was built from other kernels than those installed here: {', '.join(self.differing)}. "
-            f"Launch rules and parameters could disagree. Install the version it was built with, or run: "
-            f"{self.command}"
+            f"Launch rules and parameters could disagree. Put their folder on PYTHONPATH if it is not, install the "
+            f"version it was built with, or run: {self.command}"
         )
 
 

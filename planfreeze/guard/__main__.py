@@ -5,10 +5,10 @@ import sys
 
 from planfreeze.guard import Guard, self_test
 
-STATES = {True: "awake", False: "asleep", "not installed": "no compiler installed"}
+STATES = {True: "awake", False: "asleep", "not installed": "not installed"}
 
 guard = Guard()
 guard.arm()
 states = {road: STATES[proof] for road, proof in self_test().items()}
 guard.release()
-json.dump(states, sys.stdout)
+sys.stdout.write(json.dumps(states) + "\n")

@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,15 @@ def test_raise_refuses_and_counts() -> None:
     assert isinstance(caught.value, PlanfreezeError)
     assert str(caught.value) == (
         "triton was asked to compile m.k(x: *fp32) at app.py:12. Nothing may be compiled while a guard is armed. "
-        "Run: planfreeze build, with a plan that holds this program"
+        "Run: planfreeze build, with a plan that holds this program; planfreeze record makes one of a run"
     )
+
+
+@pytest.mark.parametrize("action", ["compile", "build", "load"])
+def test_no_plan_is_advised_for_what_no_plan_holds(action: str) -> None:
+    for road in ("spawn", "cpp-extension", "ptx"):
+        message = str(CompilationForbidden(replace(ATTEMPT, road=road, action=action)))
+        assert message.endswith("Run: this before a guard is armed; no plan holds what comes of it")
 
 
 def test_an_explanation_that_names_the_command_has_the_last_word() -> None:
@@ -161,7 +169,7 @@ def test_the_command_writes_a_proof_per_road(run_script) -> None:
     done = subprocess.run([sys.executable, "-m", "planfreeze.guard"], capture_output=True, text=True, check=True)
     proven = json.loads(done.stdout)
     assert proven.keys() == {road.name for road in ROADS}
-    assert set(proven.values()) <= {"awake", "no compiler installed"}, proven
+    assert set(proven.values()) <= {"awake", "not installed"}, proven
     assert traces()[0] == 0
     """
     run_script(checks)

@@ -163,6 +163,7 @@ def test_a_python_that_leaves_the_guard_out_is_refused_before_it_starts(run, tmp
     done, report = run(sys.executable, option, "-c", f"open({str(tmp_path / 'started')!r}, 'w')")
     assert (done.returncode, report) == (5, {})
     assert f"{sys.executable} {option} starts without the guard" in done.stderr
+    assert f"Leave out {option}" in done.stderr and "pip install" not in done.stderr
     assert not (tmp_path / "started").exists()
 
 
