@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from planfreeze.constants import spell_constant
 from planfreeze.dtypes import TRITON_TYPES
 from planfreeze.family import Argument, Definition, RecordedSource, TritonSource
 from planfreeze.guard import Attempt
@@ -75,18 +76,24 @@ def planned_facts(definition: Definition, target: Target) -> Facts:
     source = definition.source
     if isinstance(source, RecordedSource):
         return ()
-    constants = tuple((name, repr(value)) for name, value in source.constants)
+    # An attempt names objects with a dot where a reference to one has a colon.
+    constants = tuple((name, spell_constant(value).replace(":", ".")) for name, value in source.constants)
     if not isinstance(source, TritonSource):
         return constants
-    options = (("num_warps", str(source.num_warps)), ("num_stages", str(source.num_stages)))
-    arguments = tuple((argument.name, describe_argument(argument)) for argument in definition.arguments)
+    options = (
+        ("num_warps", str(source.num_warps)),
+        ("num_stages", str(source.num_stages)),
+        *((name, spell_constant(value)) for name, value in source.options),
+    )
+    arguments = tuple((a.name, describe_argument(a, source.divisible)) for a in definition.arguments)
     return (*arguments, *constants, *options, ("target", f"cuda:{target.sm}"))
 
 
-def describe_argument(argument: Argument) -> str:
-    if not argument.is_pointer:
-        return TRITON_TYPES[argument.dtype]
-    return f"*{TRITON_TYPES[argument.dtype]}" + (" (divisible by 16)" if argument.alignment % 16 == 0 else "")
+def describe_argument(argument: Argument, divisible: tuple[str, ...]) -> str:
+    """Describe an argument; a pointer is divisible by its alignment, a number where its source says so."""
+    is_divisible = argument.alignment % 16 == 0 if argument.is_pointer else argument.name in divisible
+    note = " (divisible by 16)" if is_divisible else ""
+    return f"{'*' if argument.is_pointer else ''}{TRITON_TYPES[argument.dtype]}{note}"
 
 
 def list_differences(planned: Facts, asked: Facts) -> tuple[str, ...]:

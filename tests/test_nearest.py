@@ -1,10 +1,12 @@
 """The nearest planned program: of the same kernel, with the fewest differing facts, each in words."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 
+from planfreeze.constants import freeze_constant
 from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, pointer, scalar
 from planfreeze.guard import Attempt
 from planfreeze.nearest import explain_attempt, find_nearest_program, list_differences, planned_facts
@@ -90,6 +92,31 @@ def test_an_alignment_that_was_not_planned_is_no_difference_of_an_unaligned_call
     assert list_differences(planned_facts(program.definition, program.target), ask(x="*fp32").facts) == ()
     assert list_differences(planned_facts(program.definition, program.target), ask().facts) == (
         "x: not divisible by 16 -> divisible by 16",
+    )
+
+
+def test_a_specialised_number_a_function_and_an_option_are_compared_in_the_words_of_the_call() -> None:
+    definition = Definition(
+        arguments=(pointer("x", "f32", lambda scalars: 1), scalar("n"), scalar("m")),
+        source=TritonSource(
+            kernel="shop.fill_triton:fill",
+            constants=(
+                ("one", 1),
+                ("scale", freeze_constant("scale", 0.5)),
+                ("act", freeze_constant("act", math.floor)),
+            ),
+            divisible=("n",),
+            options=(("maxnreg", 128),),
+        ),
+        grid=lambda scalars, resident_blocks: (1, 1, 1),
+    )
+    planned = planned_facts(definition, target("sm_90a"))
+    asked = {"n": "i32", "m": "i32", "one": "1", "scale": "0.25", "act": "math.ceil", "maxnreg": "64"}
+    assert list_differences(planned, tuple(asked.items())) == (
+        "n: divisible by 16 -> not",
+        "scale: 0.5 -> 0.25",
+        "act: math.floor -> math.ceil",
+        "maxnreg: 128 -> 64",
     )
 
 
