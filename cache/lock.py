@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planfreeze.cache.digest import check_digest
-from planfreeze.cache.files import make_folder
+from planfreeze.cache.folders import make_folder
 from planfreeze.cache.layout import Layout
 from planfreeze.errors import KeyLocked
 

@@ -77,8 +77,18 @@ def build_plans(
         on_outcome(outcome)
     frozen = [plan for plan in (freeze_plan(plan, planned, outcomes) for plan, planned in keyed) if plan is not None]
     for plan in frozen:
-        store.set_ref(plan.name, store.put_plan(plan.encode()))
+        publish_plan(plan, store, (outcomes[entry.key] for entry in plan.entries))
     return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=tuple(frozen))
+
+
+def publish_plan(plan: FrozenPlan, store: Store, outcomes: Iterable[Outcome]) -> None:
+    """Store a frozen plan and point its name to it, after all it names is on disk, other builders' entries too."""
+    if not store.has_entry("plan", plan.root):
+        records = [outcome.record for outcome in outcomes if outcome.record is not None]
+        blobs = {digest for record in records for digest in (record.blob, *dict(record.companions).values())}
+        store.flush("record", [entry.key for entry in plan.entries])
+        store.flush("blob", blobs)
+    store.set_ref(plan.name, store.put_plan(plan.encode()))
 
 
 def freeze_plan(

@@ -24,7 +24,7 @@ LAYERS = (
     ("models",),
     ("plans",),
     ("resolve", "explanations", "compilers"),
-    ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
+    ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed"),
     ("outcomes", "slots", "builds", "sessions", "replays"),
     ("process_session", "reports", "cli"),
 )
