@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stub_compiler import stub_worker
 
@@ -30,7 +31,6 @@ from planfreeze import keyed, slots
 from planfreeze.builds import build_plans
 from planfreeze.cache.lock import lock_key
 from planfreeze.cache.store import Store
-from planfreeze.compilers import CompiledProgram
 from planfreeze.errors import KeyLocked, PlanMissing, StoreMissing
 from planfreeze.family import family_of
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
@@ -58,11 +58,14 @@ fork = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stress:
-    """What all processes of a run share: the store, a journal outside of it, and the number of the newest plan."""
+    """What all processes of a run share: the store, a journal outside of it, and the number of the newest plan.
+
+    The number has no lock, which a killed process could keep.
+    """
 
     store: Path
     journal: Path
-    newest: "multiprocessing.sharedctypes.Synchronized[int]"
+    newest: Any
 
     def note(self, event: str, what: str) -> None:
         """Add one line to the journal in one step; a kill loses no line that was noted."""
@@ -96,7 +99,7 @@ def prepare(stress: Stress) -> None:
     slots.Worker = stub_worker({family.reference: base}, lambda task: compile_slowly(stress, task))
 
 
-def compile_slowly(stress: Stress, task: Task) -> CompiledProgram | None:
+def compile_slowly(stress: Stress, task: Task) -> None:
     """Note that a program is compiled, and take some time over it."""
     stress.note("started", task.payload.digest)
     time.sleep(random.uniform(0, COMPILE_S))
@@ -284,7 +287,7 @@ def main() -> int:
     random.seed(options.seed)
     with tempfile.TemporaryDirectory(prefix="planfreeze-stress-") as folder:
         stress = Stress(
-            store=options.store or Path(folder, "store"), journal=Path(folder, "journal"), newest=fork.Value("i", 0)
+            store=options.store or Path(folder, "store"), journal=Path(folder, "journal"), newest=fork.RawValue("i", 0)
         )
         prepare(stress)
         done = run(stress, options)

@@ -4,8 +4,8 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +16,8 @@ from planfreeze.builds import BuildReport, build_plans
 from planfreeze.cache.store import Store
 from planfreeze.compilers import CompiledProgram
 from planfreeze.errors import PlanMissing, StoreMissing
+from planfreeze.keyed import KeyedProgram, UnkeyedProgram, key_plan
+from planfreeze.payload import Payload
 from planfreeze.plans import FrozenPlan, Plan
 from planfreeze.record import ProgramRecord
 from planfreeze.resolve import PlanReference, find_plan, resolve_plan
@@ -67,6 +69,8 @@ class Shop:
     plan: Plan
     keys: tuple[str, ...]
     compiled: list[str]
+    many: Callable[[int], "Shop"]
+    """A shop of so many programs of 30 KB each."""
 
     def build(self, path: Path) -> BuildReport:
         """Build the plan in a store, with one slot: the operations come in one order."""
@@ -78,6 +82,7 @@ class Shop:
         report = self.build(path)
         assert not report.count("failed"), report
         assert len(report.plans) == 1
+        assert report.count("compiled") == len(self.compiled)
         assert self.look(path) == "complete"
         store = Store.open(path)
         assert list(store.layout.temporaries.iterdir()) == []
@@ -123,15 +128,23 @@ def shop(built, toys, toolchains, stub_compiler: ModuleType, monkeypatch: pytest
         bases[outcome.record.family] = CompiledProgram(
             cubin=built.store.get_blob(outcome.record.blob), launch=outcome.record.launch, companions=companions
         )
-    plan = toys.plan(
-        toys.families.AddPayload(block=64), toys.families.AddPayload(block=32), toys.families.CopyPayload()
-    )
-    keyed = builds.key_plan(plan, toolchains)
     compiled: list[str] = []
     worker = stub_compiler.stub_worker(bases, lambda task: compiled.append(task.payload.digest))
     monkeypatch.setattr(slots, "Worker", worker)
-    monkeypatch.setattr(builds, "key_plan", lambda plan, toolchains: keyed)
+    keyed: dict[Plan, tuple[KeyedProgram | UnkeyedProgram, ...]] = {}
+    monkeypatch.setattr(builds, "key_plan", lambda plan, toolchains: keyed[plan])
     # Another builder that is at work here is in this very process: nobody waits for it.
     monkeypatch.setattr(slots, "LOCK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(slots, "LOCK_STEP_S", 0.0)
-    return Shop(plan, tuple(program.key.digest for program in keyed), compiled)
+
+    def make(*payloads: Payload) -> Shop:
+        plan = toys.plan(*payloads)
+        keyed[plan] = key_plan(plan, toolchains)
+        return Shop(plan, tuple(program.key.digest for program in keyed[plan]), compiled, make_many)
+
+    def make_many(count: int) -> Shop:
+        add = bases["toys.families:add"]
+        bases["toys.families:add"] = replace(add, cubin=add.cubin + bytes(30_000 - len(add.cubin)))
+        return make(*(toys.families.AddPayload(block=block) for block in range(1, count + 1)))
+
+    return make(toys.families.AddPayload(block=64), toys.families.AddPayload(block=32), toys.families.CopyPayload())
