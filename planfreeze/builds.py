@@ -77,18 +77,18 @@ def build_plans(
         on_outcome(outcome)
     frozen = [plan for plan in (freeze_plan(plan, planned, outcomes) for plan, planned in keyed) if plan is not None]
     for plan in frozen:
-        publish_plan(plan, store, (outcomes[entry.key] for entry in plan.entries))
+        flush_found(plan, store, (outcomes[entry.key] for entry in plan.entries))
+        store.set_ref(plan.name, store.put_plan(plan.encode()))
     return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=tuple(frozen))
 
 
-def publish_plan(plan: FrozenPlan, store: Store, outcomes: Iterable[Outcome]) -> None:
-    """Store a frozen plan and point its name to it, after all it names is on disk, other builders' entries too."""
-    if not store.has_entry("plan", plan.root):
-        records = [outcome.record for outcome in outcomes if outcome.record is not None]
-        blobs = {digest for record in records for digest in (record.blob, *dict(record.companions).values())}
-        store.flush("record", [entry.key for entry in plan.entries])
-        store.flush("blob", blobs)
-    store.set_ref(plan.name, store.put_plan(plan.encode()))
+def flush_found(plan: FrozenPlan, store: Store, outcomes: Iterable[Outcome]) -> None:
+    """Flush the names of all entries of a plan that is not there yet: another builder may not have come so far."""
+    if store.has_entry("plan", plan.root):
+        return
+    records = [outcome.record for outcome in outcomes if outcome.record is not None]
+    store.flush("record", [entry.key for entry in plan.entries])
+    store.flush("blob", {digest for made in records for digest in (made.blob, *dict(made.companions).values())})
 
 
 def freeze_plan(
