@@ -254,8 +254,10 @@ def flush_entries(layout: Layout, paths: Iterable[Path]) -> None:
     """Flush the names of entries and of all folders above them: who published them may not have come so far yet."""
     with writing(layout, layout.root, 0):
         for folder in {folder for path in paths for folder in path.parents}:
-            if folder.is_relative_to(layout.root):
-                sync_folder(folder)
+            # A folder that is gone holds no names.
+            with contextlib.suppress(FileNotFoundError):
+                if folder.is_relative_to(layout.root):
+                    sync_folder(folder)
 
 
 @contextlib.contextmanager
