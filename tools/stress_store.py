@@ -43,14 +43,10 @@ from planfreeze.toolchain import find_toolchain
 from planfreeze.workers import Task, Worker
 
 ARCH = "sm_90a"
-PROGRAMS = 8
-"""Programs of a plan."""
-LATEST = 3
-"""Plans that are built at a time."""
-PLAN_S = 0.4
-"""Time from one new plan to the next."""
-COMPILE_S = 0.02
-"""Longest time that a compile is made to take."""
+PROGRAMS = 8  # of a plan
+LATEST = 3  # plans that are built at a time
+PLAN_S = 0.4  # from one new plan to the next
+COMPILE_S = 0.02  # the longest that a compile is made to take
 YEARS_S = 10 * 365 * 86_400
 
 fork = multiprocessing.get_context("fork")
@@ -66,6 +62,7 @@ class Stress:
     store: Path
     journal: Path
     newest: Any
+    is_collected: bool
 
     def note(self, event: str, what: str) -> None:
         """Add one line to the journal in one step; a kill loses no line that was noted."""
@@ -138,8 +135,11 @@ def open_for_ever(stress: Stress) -> None:
             found = find_plan(store, PlanReference.parse(name))
         except (StoreMissing, PlanMissing):
             continue
-        resolve_plan(found, store).check()
-        stress.note("opened", name)
+        is_whole = not (resolution := resolve_plan(found, store)).missing
+        if is_whole or not stress.is_collected:
+            resolution.check()
+        # A plan whose builder is not done yet may lack what a collector without grace took: refused, not wrong.
+        stress.note("opened" if is_whole else "refused", name)
 
 
 def collect_for_ever(stress: Stress) -> None:
@@ -176,7 +176,7 @@ class Crew:
         """Kill, or stop for a while, one of them; return which."""
         place = random.randrange(len(self.members))
         process = self.members[place]
-        if random.random() < 0.25:
+        if process.is_alive() and random.random() < 0.25:
             os.kill(process.pid, signal.SIGSTOP)
             time.sleep(random.uniform(0, 0.3))
             os.kill(process.pid, signal.SIGCONT)
@@ -245,49 +245,56 @@ def examine(stress: Stress) -> dict[str, int]:
     store = Store.open(stress.store, writable=True)
     compiled = [key for event, key in journal if event == "compiled"]
     named = {int(number) for event, number in journal if event == "named"}
-    lost = [key for key in compiled if not store.has_record(key)]
+    lost = [] if stress.is_collected else [key for key in compiled if not store.has_record(key)]
     refs = store.list_refs()
     lost += [f"stress-{number}" for number in named if f"stress-{number}-tp1-{ARCH}" not in refs]
     for kind, read in (("blob", store.get_blob), ("record", store.get_record), ("plan", store.get_plan)):
         for entry in store.entries(kind):
             read(entry.name)  # raises what is wrong
-    for name in refs:
-        resolve_plan(find_plan(store, PlanReference.parse(name)), store).check()
+    resolutions = [resolve_plan(find_plan(store, PlanReference.parse(name)), store) for name in refs]
+    if not stress.is_collected:
+        lost += [missing for resolution in resolutions for missing in resolution.missing]
     whole = {kind: len(list(store.entries(kind))) for kind in ("record", "plan")}
     left_locked = count_left_locked(store)
     for number in range(stress.newest.value + 1):
         build(stress, number)
     store = Store.open(stress.store, writable=True)
+    for name in store.list_refs():
+        resolve_plan(find_plan(store, PlanReference.parse(name)), store).check()
+    count = Counter[str]()
+    for (event, _), times in journal.items():
+        count[event] += times
     return {
         "programs": whole["record"],
         "plans": whole["plan"],
-        "compiles begun": sum(count for (event, _), count in journal.items() if event == "started"),
-        "compiled twice": sum(count > 1 for (event, _), count in journal.items() if event == "compiled"),
-        "plans opened": sum(count for (event, _), count in journal.items() if event == "opened"),
-        "collections": sum(count for (event, _), count in journal.items() if event == "collected"),
+        "compiles begun": count["started"],
+        "compiled twice": sum(times > 1 for (event, _), times in journal.items() if event == "compiled"),
+        "plans opened": count["opened"],
+        "plans refused": count["refused"],
+        "collections": count["collected"],
         "losses": len(lost),
         "left locked": left_locked,
         "left temporaries": len(list(store.layout.temporaries.iterdir())),
         "quarantined": len(list(store.layout.quarantine.iterdir())),
-        "failures": sum(count for (event, _), count in stress.read().items() if event == "failure"),
+        "failures": sum(event == "failure" for event, _ in stress.read()),
     }
 
 
 def main() -> int:
     """Run, examine, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--builders", type=int, default=4)
-    parser.add_argument("--sessions", type=int, default=2)
-    parser.add_argument("--collectors", type=int, default=0)
+    for name, default in {"kills": 300, "builders": 4, "sessions": 2, "collectors": 0, "seed": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=600.0, help="Longest time, whatever the kills.")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--store", type=Path, help="A folder that is not there yet. Default: a temporary one.")
     options = parser.parse_args()
     random.seed(options.seed)
     with tempfile.TemporaryDirectory(prefix="planfreeze-stress-") as folder:
         stress = Stress(
-            store=options.store or Path(folder, "store"), journal=Path(folder, "journal"), newest=fork.RawValue("i", 0)
+            store=options.store or Path(folder, "store"),
+            journal=Path(folder, "journal"),
+            newest=fork.RawValue("i", 0),
+            is_collected=options.collectors > 0,
         )
         prepare(stress)
         done = run(stress, options)
