@@ -11,20 +11,18 @@ damaged or left locked, a session met anything but a whole plan or none, or a bu
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stress_crew import Crew, fork
 from stub_compiler import stub_worker
 
 from planfreeze import keyed, slots
@@ -48,8 +46,6 @@ LATEST = 3  # plans that are built at a time
 PLAN_S = 0.4  # from one new plan to the next
 COMPILE_S = 0.02  # the longest that a compile is made to take
 YEARS_S = 10 * 365 * 86_400
-
-fork = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,48 +147,6 @@ def collect_for_ever(stress: Stress) -> None:
         stress.note("collected", "store")
 
 
-class Crew:
-    """Processes of one kind of work, replaced as they are killed."""
-
-    def __init__(self, stress: Stress, work: Callable[[Stress], None], count: int) -> None:
-        self.stress, self.work = stress, work
-        self.members = [self.start() for _ in range(count)]
-
-    def start(self) -> "multiprocessing.process.BaseProcess":
-        """Start one process, with a chance of its own."""
-        process = fork.Process(target=self.run, args=(random.getrandbits(32),), daemon=True)
-        process.start()
-        return process
-
-    def run(self, seed: int) -> None:
-        """Work until killed; what ends the work otherwise is a failure."""
-        random.seed(seed)
-        try:
-            self.work(self.stress)
-        except BaseException:  # noqa: BLE001 - the journal says what it was
-            self.stress.note("failure", traceback.format_exc().replace("\n", " | "))
-
-    def strike(self) -> str:
-        """Kill, or stop for a while, one of them; return which."""
-        place = random.randrange(len(self.members))
-        process = self.members[place]
-        if process.is_alive() and random.random() < 0.25:
-            os.kill(process.pid, signal.SIGSTOP)
-            time.sleep(random.uniform(0, 0.3))
-            os.kill(process.pid, signal.SIGCONT)
-            return "stops"
-        process.kill()
-        process.join()
-        self.members[place] = self.start()
-        return "kills"
-
-    def end(self) -> None:
-        """End all of them as a loss of power would: in the midst of what they do."""
-        for process in self.members:
-            process.kill()
-            process.join()
-
-
 def disturb_clock(store: Path) -> bool:
     """Give a temporary file a time years from now or ago, as another host's clock would; tell whether there was one."""
     try:
@@ -210,7 +164,8 @@ def run(stress: Stress, options: argparse.Namespace) -> Counter[str]:
         (open_for_ever, options.sessions),
         (collect_for_ever, options.collectors),
     )
-    crews = [Crew(stress, work, count) for work, count in works if count]
+    fail = partial(stress.note, "failure")
+    crews = [Crew(partial(work, stress), fail, count) for work, count in works if count]
     weights = [len(crew.members) for crew in crews]
     done: Counter[str] = Counter()
     started = time.monotonic()
@@ -307,7 +262,8 @@ def main() -> int:
     zeros = ["losses", "left locked", "left temporaries", "quarantined", "failures"]
     if not options.collectors:
         zeros.append("compiled twice")  # what a collector takes from a plan without a name is compiled again
-    return int(any(result[name] for name in zeros))
+    has_worked = result["programs"] and result["plans opened"]
+    return int(not has_worked or any(result[name] for name in zeros))
 
 
 if __name__ == "__main__":
