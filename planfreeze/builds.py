@@ -73,7 +73,7 @@ def build_plans(
     outcomes: dict[str, Outcome] = {}
     for outcome in build_programs(list(unique.values()), store, jobs):
         assert isinstance(outcome.program, KeyedProgram)
-        outcomes[outcome.program.key.digest] = outcome
+        outcomes[outcome.program.key.digest] = outcome  # one that waits is followed by another
         on_outcome(outcome)
     frozen = [plan for plan in (freeze_plan(plan, planned, outcomes) for plan, planned in keyed) if plan is not None]
     for plan in frozen:

@@ -35,16 +35,20 @@ class Outcome:
     ----------
     program : KeyedProgram or UnkeyedProgram
         The program; without a key when its text cannot be read.
+    status : str
+        "waiting" comes before another outcome of the same program: another builder is at work on it.
     seconds : float
-        Time the compile took.
+        Time the compile took, or the wait so far.
     record_digest : str
         Digest of the record; empty where there is none.
     size_bytes : int
         Size of the cubin.
+    reason : str
+        Why it failed, or who is waited for.
     """
 
     program: KeyedProgram | UnkeyedProgram
-    status: Literal["compiled", "reused", "failed"]
+    status: Literal["compiled", "reused", "failed", "waiting"]
     seconds: float = 0.0
     record: ProgramRecord | None = None
     record_digest: str = ""
