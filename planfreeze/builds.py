@@ -74,12 +74,22 @@ def build_plans(
     outcomes: dict[str, Outcome] = {}
     for outcome in build_programs(list(unique.values()), store, jobs):
         assert isinstance(outcome.program, KeyedProgram)
-        outcomes[outcome.program.key.digest] = outcome
+        outcomes[outcome.program.key.digest] = outcome  # one that waits is followed by another
         on_outcome(outcome)
     frozen = [plan for plan in (freeze_plan(plan, planned, outcomes) for plan, planned in keyed) if plan is not None]
     for plan in frozen:
+        flush_found(plan, store, (outcomes[entry.key] for entry in plan.entries))
         store.set_ref(plan.name, store.put_plan(plan.encode()))
     return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=tuple(frozen))
+
+
+def flush_found(plan: FrozenPlan, store: Store, outcomes: Iterable[Outcome]) -> None:
+    """Flush the names of all entries of a plan that is not there yet: another builder may not have come so far."""
+    if store.has_entry("plan", plan.root):
+        return
+    records = [outcome.record for outcome in outcomes if outcome.record is not None]
+    store.flush("record", [entry.key for entry in plan.entries])
+    store.flush("blob", {digest for made in records for digest in (made.blob, *dict(made.companions).values())})
 
 
 def freeze_plan(

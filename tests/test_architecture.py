@@ -37,7 +37,7 @@ LAYERS = (
     ("plans",),
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "recordings", "tuning"),
-    ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
+    ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed"),
     ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
     ("serving", "differences"),
     ("recorders",),
