@@ -286,6 +286,15 @@ def test_the_command_starts_without_the_signals_that_python_and_the_run_took(cap
         assert not ignored >> (number - 1) & 1, number
 
 
+def test_a_command_ends_also_for_a_process_that_was_started_to_ignore_its_children() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert execute(find_program("sh"), ["sh", "-c", "exit 7"], {}) == 7
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_proof_that_breaks_off_is_no_proof(run, small_interpreter) -> None:
     start = small_interpreter.folders[0] / "sitecustomize.py"
     start.write_text(f"{start.read_text()}\nimport planfreeze.guard.proofs\nplanfreeze.guard.proofs.ROADS = [None]\n")
