@@ -113,10 +113,19 @@ def run_guarded(
         proven = prove_start(environment, python_of(program, command[1:]))
         on_proof(proven)
         status = execute(program, command, environment)
-        attempts = count_attempts(read_log(log))
+        attempts = count_attempts(read_attempts(log))
         used = read_served(served)
     programs = {} if service is None else {name: digest in used for digest, name in service.programs.items()}
     return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status, programs=programs)
+
+
+def read_attempts(log: Path) -> tuple[LoggedAttempt, ...]:
+    """Return the attempts of a run. A log that was made and is empty is that of one that could not be written."""
+    logged = read_log(log)
+    if logged or not log.exists():
+        return logged
+    lost = Attempt(road="unknown", kernel="an attempt that could not be logged", location="unknown:0")
+    return (LoggedAttempt(pid=0, thread="", attempt=lost),)
 
 
 def count_attempts(logged: Iterable[LoggedAttempt]) -> tuple[CountedAttempt, ...]:

@@ -150,6 +150,14 @@ def test_a_torn_last_line_counts_as_an_attempt_that_nobody_can_name(run, tried: 
     assert [attempt["road"] for attempt in report["attempts"]] == ["triton", "unknown"]
 
 
+def test_an_attempt_that_the_log_has_no_room_for_ends_with_5(run) -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    attempt = f"import resource, subprocess; {limit}\ntry: subprocess.run(['gcc', '-c'])\nexcept Exception: pass"
+    done, report = run(sys.executable, "-c", attempt)
+    assert (done.returncode, report["command_status"]) == (5, 0), done.stderr
+    assert [attempt["road"] for attempt in report["attempts"]] == ["unknown"]
+
+
 def test_a_command_that_clears_its_environment_is_not_seen(run, tried: Path, toys, tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     paths = f"PYTHONPATH={toys.folder}:{root}", f"TRITON_CACHE_DIR={tmp_path / 'triton'}", f"HOME={tmp_path}"
