@@ -13,8 +13,11 @@ from pathlib import Path
 
 from planfreeze.commands import execute, find_program
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
+from planfreeze.guard.children import strictest
+from planfreeze.guard.logs import pass_on
 from planfreeze.questions import prove_start
 from planfreeze.serving import Service, read_served, serving_environment
+from planfreeze.settings import read_guard_settings
 
 __all__ = ["RUN_MODES", "CountedAttempt", "Run", "count_attempts", "make_environment", "run_guarded"]
 
@@ -64,8 +67,12 @@ class Run:
 
 
 def make_environment(mode: Mode, log: Path | None) -> dict[str, str]:
-    """Return this process's environment with what arms a guard in every Python process started with it."""
-    return child_environment(os.environ, mode, log)
+    """Return this process's environment with what arms a guard in every Python process started with it.
+
+    Where this process is itself guarded by the one that started it, the stricter of the two modes counts.
+    """
+    asked = read_guard_settings().mode
+    return child_environment(os.environ, strictest([mode, asked or "off"]) or mode, log)
 
 
 def make_served(environ: dict[str, str], service: Service | None, log: Path) -> dict[str, str]:
@@ -115,6 +122,7 @@ def run_guarded(
         status = execute(program, command, environment)
         attempts = count_attempts(read_attempts(log))
         used = read_served(served)
+        pass_on(log, read_guard_settings().log)
     programs = {} if service is None else {name: digest in used for digest, name in service.programs.items()}
     return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status, programs=programs)
 

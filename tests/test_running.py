@@ -158,6 +158,14 @@ def test_an_attempt_that_the_log_has_no_room_for_ends_with_5(run) -> None:
     assert [attempt["road"] for attempt in report["attempts"]] == ["unknown"]
 
 
+def test_a_run_inside_a_run_weakens_nothing_and_hides_nothing(run, tried: Path, tmp_path: Path) -> None:
+    inner = f"{sys.executable} -m planfreeze run --mode count -- {sys.executable} {tried} 1"
+    done, report = run("sh", "-c", f"{inner}; exit 0")
+    assert done.stdout == "CompilationForbidden\n" and compiled_files(tmp_path) == []
+    assert (done.returncode, report["command_status"]) == (5, 0), done.stderr
+    assert [(attempt["road"], attempt["count"]) for attempt in report["attempts"]] == [("triton", 1)]
+
+
 def test_a_command_that_clears_its_environment_is_not_seen(run, tried: Path, toys, tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     paths = f"PYTHONPATH={toys.folder}:{root}", f"TRITON_CACHE_DIR={tmp_path / 'triton'}", f"HOME={tmp_path}"

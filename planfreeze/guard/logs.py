@@ -8,7 +8,7 @@ from pathlib import Path
 from planfreeze.errors import GuardLogFailed
 from planfreeze.guard.attempts import PARTICIPLES, Attempt
 
-__all__ = ["LoggedAttempt", "read_log", "write_log"]
+__all__ = ["LoggedAttempt", "pass_on", "read_log", "write_log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,34 @@ def write_log(path: Path, attempt: Attempt) -> None:
         "thread": threading.current_thread().name,
         "action": attempt.action,
     }
-    line = json.dumps(entry).encode() + b"\n"
+    append(path, json.dumps(entry).encode() + b"\n", str(attempt))
+
+
+def append(path: Path, lines: bytes, attempt: str) -> None:
     try:
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            written = os.write(log, line)
+            written = os.write(log, lines)
         finally:
             os.close(log)
     except OSError as error:
-        raise GuardLogFailed(str(path), str(attempt), str(error)) from error
-    if written < len(line):
-        raise GuardLogFailed(str(path), str(attempt), f"{written} of {len(line)} bytes were written")
+        raise GuardLogFailed(str(path), attempt, str(error)) from error
+    if written < len(lines):
+        raise GuardLogFailed(str(path), attempt, f"{written} of {len(lines)} bytes were written")
+
+
+def pass_on(path: Path, outer: Path | None) -> None:
+    """Add the attempts of a log to that of the run around it, if there is one.
+
+    Raises
+    ------
+    GuardLogFailed
+        They could not be written.
+    """
+    if outer is None or not path.exists():
+        return
+    lines = path.read_bytes()
+    append(outer, lines if lines.endswith(b"\n") else lines + b"\n", "those of a run inside this one")
 
 
 def read_log(path: Path) -> tuple[LoggedAttempt, ...]:
