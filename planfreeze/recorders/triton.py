@@ -81,8 +81,10 @@ def try_configuration(original: Any, tally: Tally) -> Any:
 
 def note_choices(original: Any, tally: Tally) -> Any:
     def run(tuner: Any, *arguments: Any, **options: Any) -> Any:
-        if len(tuner.configs) > 1 and getattr(tuner.cache, "tally", None) is not tally:
-            tuner.cache = NotedChoices(tuner, tally)
+        if len(tuner.configs) > 1:
+            if not isinstance(tuner.cache, NotedChoices):
+                tuner.cache = NotedChoices(tuner)
+            tuner.cache.noted.setdefault(tally, set())
         return original(tuner, *arguments, **options)
 
     return run
@@ -91,16 +93,20 @@ def note_choices(original: Any, tally: Tally) -> Any:
 class NotedChoices(dict[Any, Any]):
     """A tuner's choices by tuning key; the tuner looks one up at every call."""
 
-    def __init__(self, tuner: Any, tally: Tally) -> None:
+    def __init__(self, tuner: Any) -> None:
         super().__init__(tuner.cache)
-        self.tuner, self.tally = tuner, tally
-        self.noted: set[Any] = set()
+        self.tuner = tuner
+        # By recording, of which one may run inside another.
+        self.noted: dict[Tally, set[Any]] = {}
 
     def __getitem__(self, key: Any) -> Any:
         config = super().__getitem__(key)
-        if key not in self.noted and not self.tally.is_finished:
-            self.noted.add(key)
-            note_choice(self.tuner, key, config, self.tally)
+        for tally, noted in tuple(self.noted.items()):
+            if tally.is_finished:
+                self.noted.pop(tally, None)
+            elif key not in noted:
+                noted.add(key)
+                note_choice(self.tuner, key, config, tally)
         return config
 
 
