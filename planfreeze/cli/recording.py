@@ -23,8 +23,10 @@ def record_command(
     from planfreeze import reports
     from planfreeze.errors import IncompleteRecording, NothingRecorded
     from planfreeze.recorders.runs import record_command
+    from planfreeze.recordings import check_writable
 
     with exit_codes():
+        check_writable(output)  # told now, not after hours
         status, recorded = record_command(command)
         recorded.write(output)
         print_result(reports.recording_json(recorded) if as_json else None, lambda: reports.recording_table(recorded))

@@ -5,6 +5,9 @@ import subprocess
 
 import pytest
 
+from planfreeze import recording
+from planfreeze.errors import RecordingUnwritable
+
 REFUSED = """
 import textwrap
 import device
@@ -149,6 +152,15 @@ def test_a_block_of_a_process_is_recorded_with_what_was_compiled_before_it(proje
     assert later["choices"] == inside["choices"] != []
 
 
+def test_a_recording_inside_another_has_the_same_choices(project):
+    script = "import planfreeze, train\nwith planfreeze.recording('inner.json'):\n    train.main()"
+    (project.folder / "nested.py").write_text(script)
+    outer = project.record("nested.py")
+    inner = json.loads((project.folder / "inner.json").read_text())
+    assert inner["programs"] == outer["programs"]
+    assert inner["choices"] == outer["choices"] != []
+
+
 @pytest.mark.parametrize(
     ("script", "status", "message"),
     [
@@ -170,6 +182,14 @@ def test_the_status_of_the_command_is_passed_on(project, script, status, message
 @pytest.mark.parametrize(("command", "status"), [("nothing-of-that-name", 127), ("/tmp", 126)])
 def test_a_command_that_cannot_be_started_is_told_as_shells_do(project, command, status):
     project.planfreeze("record", "-o", "run.json", "--", command, status=status)
+
+
+@pytest.mark.parametrize("output", ["nowhere/run.json", "home"])
+def test_a_place_that_cannot_be_written_is_told_before_the_command_starts(project, output):
+    project.planfreeze("record", "-o", output, "--", "touch", "started", status=6)
+    assert not (project.folder / "started").exists()
+    with pytest.raises(RecordingUnwritable), recording(project.folder / output):
+        pytest.fail("the block ran")
 
 
 def test_a_sitecustomize_of_the_user_still_runs(project):
