@@ -180,7 +180,15 @@ def read_recording(path: Path) -> Recording:
         raise
     except OSError as error:
         raise InvalidRecording(str(path), str(error)) from error
-    except (ValueError, TypeError, KeyError, AttributeError, PlanfreezeError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        PlanfreezeError,
+    ) as error:
         raise InvalidRecording(str(path), f"{type(error).__name__}: {error}") from error
 
 
@@ -188,6 +196,7 @@ def read_program(stated: Any) -> RecordedProgram:
     """Read one program back."""
     family: Family = load_family(str(stated["family"]))
     payload = family.payload.from_fields(dict(stated["payload"]))
+    payload.spell_fields()  # of fields that cannot be spelled nothing can be made
     return RecordedProgram(family=family.reference, payload=payload, launches=int(stated["launches"]))
 
 
