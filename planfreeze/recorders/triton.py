@@ -14,7 +14,7 @@ from planfreeze.constants import constant_modules, freeze_constant, module_name,
 from planfreeze.errors import SourceUnreadable, UnnameableConstant, Unrecordable
 from planfreeze.hooks import hook_method
 from planfreeze.payload import Field, Payload, freeze_lists
-from planfreeze.recorded.triton_kernel import TritonKernelPayload
+from planfreeze.recorded.triton_kernel import FILE_OPTIONS, TritonKernelPayload
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.settings import read_code_generation
 from planfreeze.sources import find_source
@@ -218,8 +218,8 @@ def describe_options(name: str, kernel: Any) -> tuple[tuple[str, Field], ...]:
     defaults = vars(backend.parse_options({}))
     options = vars(getattr(kernel, OPTIONS, None) or read_options(name, kernel, backend))
     chosen = {option: value for option, value in options.items() if defaults[option] != value}
-    if "extern_libs" in chosen:
-        raise Unrecordable(name, f"it links {chosen['extern_libs']}, and libraries are no part of a key")
+    for option in FILE_OPTIONS & chosen.keys():
+        raise Unrecordable(name, f"its option {option} is {chosen[option]}, and such files are no part of a key")
     if vars(backend.parse_options(dict(chosen))) != options:
         raise Unrecordable(name, f"its options {chosen} say something else together than each by itself")
     try:

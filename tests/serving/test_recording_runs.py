@@ -205,6 +205,32 @@ def test_a_sitecustomize_of_the_user_still_runs(project):
     assert recorded.stdout.count("the user came first") == 2  # the command line's process and the script's
 
 
+OVERRIDDEN = """
+import train
+from device import Pointer
+if __name__ == "__main__":
+    train.fill[(1,)](Pointer(), 37, 0.5, BLOCK=64, CHANGE=train.scaling.double, ir_override="own.text")
+"""
+
+
+def test_ir_in_place_of_a_kernels_own_is_refused_when_recorded_and_when_built(project):
+    (project.folder / "overridden.py").write_text(OVERRIDDEN)
+    recorded = project.record("overridden.py", status=1)
+    assert not recorded["programs"] and "ir_override" in recorded["refused"][0]["reason"]
+    edited = project.record()
+    edited["programs"][0]["payload"]["options"] = [["ir_override", "own.ttir"]]
+    (project.folder / "run.json").write_text(json.dumps(edited))
+    output = subprocess.run(
+        [project.python, "-m", "planfreeze", "build", "--plan", "run.json", "--store", "store"],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert output.returncode == 1
+    assert "its option ir_override names files" in output.stdout + output.stderr
+
+
 def test_settings_of_code_generation_are_recorded_and_refused_by_a_build(project):
     recorded = project.record(TRITON_DEFAULT_FP_FUSION="0", TRITON_DISABLE_LINE_INFO="0")
     assert recorded["environment"] == {"TRITON_DEFAULT_FP_FUSION": "0", "TRITON_DISABLE_LINE_INFO": "0"}
