@@ -15,7 +15,15 @@ from planfreeze.payload import Field, Payload, freeze_lists
 from planfreeze.plans import Choice, Plan
 from planfreeze.target import Target
 
-__all__ = ["RecordedProgram", "Recording", "Refusal", "merge_lines", "plan_recording", "read_recording"]
+__all__ = [
+    "RecordedProgram",
+    "Recording",
+    "Refusal",
+    "check_writable",
+    "merge_lines",
+    "plan_recording",
+    "read_recording",
+]
 
 MAGIC, RECORDING_FORMAT = "planfreeze recording", 1
 
@@ -94,12 +102,34 @@ class Recording:
         RecordingUnwritable
             It cannot be written.
         """
-        partial = path.with_name(f".{path.name}.partial")
+        partial = partial_of(path)
         try:
             partial.write_text(self.to_json())
             partial.replace(path)
         except OSError as error:
             raise RecordingUnwritable(str(path), str(error)) from error
+
+
+def partial_of(path: Path) -> Path:
+    """Return the file that a recording is written to before it takes its name."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def check_writable(path: Path) -> None:
+    """Find out before a run whether its recording can be written after it; what stands there stays.
+
+    Raises
+    ------
+    RecordingUnwritable
+        It cannot.
+    """
+    if path.is_dir():
+        raise RecordingUnwritable(str(path), "it is a directory")
+    try:
+        partial_of(path).touch()
+        partial_of(path).unlink()
+    except OSError as error:
+        raise RecordingUnwritable(str(path), str(error)) from error
 
 
 def choice_json(choice: Choice) -> dict[str, Any]:
@@ -150,7 +180,15 @@ def read_recording(path: Path) -> Recording:
         raise
     except OSError as error:
         raise InvalidRecording(str(path), str(error)) from error
-    except (ValueError, TypeError, KeyError, AttributeError, PlanfreezeError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        PlanfreezeError,
+    ) as error:
         raise InvalidRecording(str(path), f"{type(error).__name__}: {error}") from error
 
 
@@ -158,6 +196,7 @@ def read_program(stated: Any) -> RecordedProgram:
     """Read one program back."""
     family: Family = load_family(str(stated["family"]))
     payload = family.payload.from_fields(dict(stated["payload"]))
+    payload.spell_fields()  # of fields that cannot be spelled nothing can be made
     return RecordedProgram(family=family.reference, payload=payload, launches=int(stated["launches"]))
 
 

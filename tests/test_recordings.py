@@ -90,6 +90,10 @@ def test_settings_that_compute_something_else_are_refused() -> None:
         lambda content: content["programs"][0].update(family="planfreeze.recorded.triton_kernel:nothing"),
         lambda content: content["programs"][0]["payload"].update(signature=[["x", 0.5]]),
         lambda content: content["programs"][0]["payload"].update(pointer=4096),
+        lambda content: content["programs"][0]["payload"].update(signature=[[]]),
+        lambda content: content["programs"][0]["payload"].update(constants=[[[], 1]]),
+        lambda content: content["programs"][0]["payload"].update(attributes=[[[0], [1]]]),
+        lambda content: content["programs"][0].update(launches=float("inf")),
         lambda content: content["choices"][0].update(config=[["BLOCK"]]),
         lambda content: content.update(programs=None),
     ],
@@ -103,7 +107,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, damage) -> None:
         read_recording(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b"null"])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b"null", b"[" * 100_000])
 def test_bytes_that_are_no_recording_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(InvalidRecording):

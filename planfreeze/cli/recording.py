@@ -25,9 +25,11 @@ def record_command(
     """
     from planfreeze import reports
     from planfreeze.errors import IncompleteRecording, NothingRecorded
+    from planfreeze.recordings import check_writable
     from planfreeze.runs import record_command
 
     with exit_codes():
+        check_writable(output)  # told now, not after hours
         status, recorded = record_command(command)
         recorded.write(output)
         print_result(reports.recording_json(recorded) if as_json else None, lambda: reports.recording_table(recorded))

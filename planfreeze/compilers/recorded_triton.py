@@ -31,6 +31,7 @@ from planfreeze.constants import thaw_constant, unwrap_kernel
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.recorded.triton_companions import KEPT, TRITON_PLACE, UNBUILT
+from planfreeze.recorded.triton_kernel import FILE_OPTIONS
 from planfreeze.recorded.values import pairs
 from planfreeze.target import Target
 
@@ -64,6 +65,8 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     attributes = {path: [list(fact) for fact in known] for path, known in pairs(facts["attributes"])}
     made = source_class(kernel)(kernel, dict(pairs(facts["signature"])), constants, attributes)
     options = {name: thaw_constant(value) for name, value in pairs(facts["options"]) if name != "arch"}
+    for name in FILE_OPTIONS & options.keys():
+        raise CompileFailed(source.kernel, f"its option {name} names files, which are no part of a key")
     gpu = GPUTarget("cuda", target.sm, 32)
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, knobs.cache.scope():
         knobs.cache.dir = cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from planfreeze.guard.attempts import Mode
 from planfreeze.search_path import SEARCH_PATH, put_in_front, take_out
 
-__all__ = ["Announcement", "child_environment", "without_guard"]
+__all__ = ["Announcement", "child_environment", "strictest", "without_guard"]
 
 MODE, ALLOWED, LOG = "PLANFREEZE_GUARD", "PLANFREEZE_GUARD_ALLOWED", "PLANFREEZE_GUARD_LOG"
 STRICTEST_FIRST: tuple[Mode, ...] = ("raise", "warn", "count")
@@ -49,6 +49,11 @@ def guard_variables(search_path: str | None, mode: Mode, allowed: frozenset[str]
     return {MODE: mode, ALLOWED: ",".join(sorted(allowed)), SEARCH_PATH: put_in_front(search_path)}
 
 
+def strictest(modes: Sequence[Mode]) -> Mode | None:
+    """Return the strictest of some modes; None where none of them watches anything."""
+    return next((mode for mode in STRICTEST_FIRST if mode in modes), None)
+
+
 class Announcement:
     """The variables of this process that arm its children, set while guards are armed.
 
@@ -68,7 +73,7 @@ class Announcement:
 
         While guards remain armed there is no moment at which a child would start without one.
         """
-        mode = next((mode for mode in STRICTEST_FIRST if any(mode == armed for armed, _ in guards)), None)
+        mode = strictest([armed for armed, _ in guards])
         if mode is None:
             self.restore()
             return

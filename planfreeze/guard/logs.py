@@ -9,7 +9,7 @@ from planfreeze.errors import GuardLogFailed
 from planfreeze.guard.attempts import PARTICIPLES, Attempt
 from planfreeze.shared_logs import append_lines, read_lines
 
-__all__ = ["LoggedAttempt", "read_log", "write_log"]
+__all__ = ["LoggedAttempt", "pass_on", "read_log", "write_log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,28 @@ def write_log(path: Path, attempt: Attempt) -> None:
         "thread": threading.current_thread().name,
         "action": attempt.action,
     }
+    append(path, json.dumps(entry).encode() + b"\n", str(attempt))
+
+
+def append(path: Path, lines: bytes, attempt: str) -> None:
     try:
-        append_lines(path, json.dumps(entry).encode() + b"\n")
+        append_lines(path, lines)
     except OSError as error:
-        raise GuardLogFailed(str(path), str(attempt), str(error)) from error
+        raise GuardLogFailed(str(path), attempt, str(error)) from error
+
+
+def pass_on(path: Path, outer: Path | None) -> None:
+    """Add the attempts of a log to that of the run around it, if there is one.
+
+    Raises
+    ------
+    GuardLogFailed
+        They could not be written.
+    """
+    if outer is None or not path.exists():
+        return
+    lines = path.read_bytes()
+    append(outer, lines if lines.endswith(b"\n") else lines + b"\n", "those of a run inside this one")
 
 
 def read_log(path: Path) -> tuple[LoggedAttempt, ...]:

@@ -63,7 +63,8 @@ def read_popen(executable: object, arguments: object, directory: object, environ
 
 def read_exec(file: object, arguments: object, environ: object) -> Command | None:
     """Find the compiler in an ``os.exec*``; with a search path it is announced for every directory there."""
-    name = "".join(read_words(file))
+    # A program that is open already is executed by its descriptor.
+    name = f"/proc/self/fd/{file}" if isinstance(file, int) else "".join(read_words(file))
     return find_compiler(name, read_words(arguments), search_path(environ)) if Path(name).exists() else None
 
 

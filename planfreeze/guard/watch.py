@@ -168,10 +168,22 @@ class Watch:
         with self.lock:
             if not self.armed:
                 return
+            # A module whose hooks do not fit counts as not seen, also one that was seen before it was reloaded.
+            self.seen.pop(module.__name__, None)
+            self.releases += self.install(module)
+            self.seen[module.__name__] = module
+
+    def install(self, module: ModuleType) -> list[Release]:
+        """Put the hooks of every road in a module in place, or none."""
+        releases: list[Release] = []
+        try:
             for road in self.roads:
                 if module.__name__ in road.modules:
-                    self.releases.append(road.install(module, self.report))
-            self.seen[module.__name__] = module
+                    releases.append(road.install(module, self.report))
+        except BaseException:
+            release_all(releases)
+            raise
+        return releases
 
     def report(self, attempt: Attempt) -> None:
         """Tell every armed guard that wants to hear of it; the innermost one that refuses raises."""

@@ -244,9 +244,20 @@ def make_call(payload: CuteFunctionPayload) -> tuple[Any, tuple[Any, ...], dict[
 
 
 def make_options(payload: CuteFunctionPayload) -> tuple[Any, ...]:
-    """Return the DSL's compile options of a payload."""
-    kinds = import_module("cutlass.base_dsl.compiler")
-    return tuple(getattr(kinds, name)(thaw_value(value)) for name, value in pairs(payload.options))
+    """Return the DSL's compile options of a payload.
+
+    Raises
+    ------
+    UnnameableConstant
+        It has one that no recording holds: of no such name, or that writes files where the recording says.
+    """
+    kinds = {kind.__name__: kind for kind in import_module("cutlass.base_dsl.compiler").CompileOptions().options}
+    made = []
+    for name, value in pairs(payload.options):
+        if name not in kinds or name in REFUSED_OPTIONS or name in SILENT_OPTIONS:
+            raise UnnameableConstant(f"option {name}", str(value), REFUSED_OPTIONS.get(name, "no recording holds it"))
+        made.append(kinds[name](thaw_value(value)))
+    return tuple(made)
 
 
 def name_of(body: Any) -> str:

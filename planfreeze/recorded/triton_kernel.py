@@ -11,7 +11,10 @@ from planfreeze.recorded import no_grid
 from planfreeze.recorded.values import pairs
 from planfreeze.target import Target
 
-__all__ = ["TritonKernelPayload", "spell_parameters", "triton_kernel"]
+__all__ = ["FILE_OPTIONS", "TritonKernelPayload", "spell_parameters", "triton_kernel"]
+
+# Compile options that name files: libraries to link, and IR to take in place of the kernel's own.
+FILE_OPTIONS = frozenset({"extern_libs", "ir_override"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -2,10 +2,8 @@
 
 import functools
 import inspect
-import struct
 import sys
 from collections.abc import Callable, Iterator
-from enum import Enum
 from importlib import import_module
 from types import CellType, CodeType, FunctionType, ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -22,13 +20,13 @@ from planfreeze.constants import (
 )
 from planfreeze.errors import UnnameableConstant
 from planfreeze.payload import Field
+from planfreeze.recorded.instances import instance_attributes, is_plain_instance
 
 __all__ = [
     "INSTANCE",
     "field_modules",
     "freeze_function",
     "freeze_value",
-    "instance_attributes",
     "is_numeric",
     "pairs",
     "thaw_value",
@@ -44,10 +42,7 @@ LIST, DICT, INSTANCE, NAMED_TUPLE, NUMBER, ALIAS, CLOSURE = (
     "\0alias",
     "\0closure",
 )
-# Their objects are more than their attributes.
-FOREIGN_PACKAGES = frozenset({"numpy", "torch", "triton", "typing"})
-HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is no static one of C code
-POINTER_BYTES = struct.calcsize("P")
+DECORATORS = ("jit", "kernel")
 NUMERIC = "cutlass.base_dsl.typing"
 
 
@@ -119,6 +114,22 @@ def thaw_instance(kind: str, *attributes: Field) -> Any:
     for attribute, value in pairs(attributes):
         object.__setattr__(made, attribute, thaw_value(value))
     return made
+
+
+def thaw_named_tuple(reference: str, *items: Field) -> Any:
+    """Make a named tuple of its class; nothing of the class runs."""
+    kind = find_object(reference)
+    if not isinstance(kind, type) or not issubclass(kind, tuple):
+        raise UnnameableConstant(reference, reference, "it is no class of tuples")
+    return tuple.__new__(kind, map(thaw_value, items))
+
+
+def thaw_number(reference: str, number: Field) -> Any:
+    """Make a scalar of the DSL; a recording that was changed must not call anything else."""
+    kind = find_object(reference)
+    if not isinstance(kind, type) or not is_numeric(kind):
+        raise UnnameableConstant(reference, reference, "it is no scalar type of the DSL")
+    return kind(thaw_constant(number))
 
 
 def field_modules(field: Field) -> tuple[str, ...]:
@@ -200,6 +211,8 @@ def thaw_closure(
     made.__annotations__ = {key: thaw_value(value) for key, value in annotations}
     if not kind:
         return made
+    if kind not in DECORATORS:
+        raise UnnameableConstant(reference, kind, "it is no decorator of the DSL for functions")
     decorate = getattr(import_module("cutlass.cute"), kind)
     return decorate(made) if is_preprocessed else decorate(preprocess=False)(made)
 
@@ -251,34 +264,6 @@ def is_numeric(kind: type) -> bool:
     return any(base.__name__ == "Numeric" and base.__module__ == NUMERIC for base in kind.__mro__)
 
 
-def is_plain_instance(value: Any) -> bool:
-    """Tell whether a value is an object of classes in Python, made of nothing but its attributes."""
-    kind = type(value)
-    if isinstance(value, type | Enum) or kind.__module__.partition(".")[0] in FOREIGN_PACKAGES:
-        return False
-    if kind is object or not all(base.__flags__ & HEAP_TYPE for base in kind.__mro__[:-1]):
-        return False
-    # What an object of C code holds beside its attributes has its place in the object itself.
-    places = (kind.__dictoffset__ != 0) + (kind.__weakrefoffset__ != 0) + len(list(slots_of(kind)))
-    return kind.__itemsize__ == 0 and kind.__basicsize__ <= object.__basicsize__ + places * POINTER_BYTES
-
-
-def instance_attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object, in its dictionary and in slots."""
-    yield from getattr(value, "__dict__", {}).items()
-    yield from ((slot, getattr(value, slot)) for slot in slots_of(type(value)) if hasattr(value, slot))
-
-
-def slots_of(kind: type) -> Iterator[str]:
-    """Yield the slots of a class and its bases, as attributes are called."""
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if slot not in ("__dict__", "__weakref__"):
-                is_private = slot.startswith("__") and not slot.endswith("__")
-                yield f"_{base.__name__.lstrip('_')}{slot}" if is_private else slot
-
-
 def pairs(field: Any) -> list[tuple[Any, Any]]:
     """Return the pairs that a field holds: of a name, or a place in a signature, and what it stands for."""
     return [(name, value) for name, value in field]
@@ -287,8 +272,8 @@ def pairs(field: Any) -> list[tuple[Any, Any]]:
 THAWED: dict[str, Callable[..., Any]] = {
     LIST: lambda *items: list(map(thaw_value, items)),
     DICT: lambda *items: {thaw_value(key): thaw_value(value) for key, value in items},
-    NAMED_TUPLE: lambda kind, *items: find_object(kind)(*map(thaw_value, items)),
-    NUMBER: lambda kind, number: find_object(kind)(thaw_constant(number)),
+    NAMED_TUPLE: thaw_named_tuple,
+    NUMBER: thaw_number,
     ALIAS: lambda origin, *items: thaw_value(origin)[tuple(map(thaw_value, items))],
     INSTANCE: thaw_instance,
     CLOSURE: thaw_closure,

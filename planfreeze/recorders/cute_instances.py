@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planfreeze.recorded.values import instance_attributes
+from planfreeze.recorded.instances import instance_attributes
 
 __all__ = ["TracedInstances"]
 

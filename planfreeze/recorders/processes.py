@@ -14,7 +14,7 @@ from planfreeze.guard.imports import ImportWatcher, is_importing
 from planfreeze.recorders.cute import recorder as cute_recorder
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.recorders.triton import recorder as triton_recorder
-from planfreeze.recordings import Recording, merge_lines
+from planfreeze.recordings import Recording, check_writable, merge_lines
 from planfreeze.settings import InheritedSettings
 
 __all__ = ["RECORDERS", "arrived", "make_recording", "recording"]
@@ -39,13 +39,14 @@ def recording(path: str | Path) -> Iterator[Tally]:
     Raises
     ------
     RecordingUnwritable
-        (At the end) the file cannot be written.
+        The file cannot be written, found before the block runs or at its end.
 
     Notes
     -----
     Nothing is written when the block raises. What cannot be recorded is listed in the file, and refused by a build
     unless it is allowed.
     """
+    check_writable(Path(path))
     lines: list[str] = []
     tally = Tally(lines.append)
     release = watch_imports(tally)

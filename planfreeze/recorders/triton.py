@@ -14,7 +14,7 @@ from planfreeze.constants import constant_modules, freeze_constant, module_name,
 from planfreeze.errors import SourceUnreadable, UnnameableConstant, Unrecordable
 from planfreeze.hooks import hook_method
 from planfreeze.payload import Field, Payload, freeze_lists
-from planfreeze.recorded.triton_kernel import TritonKernelPayload
+from planfreeze.recorded.triton_kernel import FILE_OPTIONS, TritonKernelPayload
 from planfreeze.recorders.tally import Recorder, Release, Tally
 from planfreeze.settings import read_code_generation
 from planfreeze.sources import find_source
@@ -81,8 +81,10 @@ def try_configuration(original: Any, tally: Tally) -> Any:
 
 def note_choices(original: Any, tally: Tally) -> Any:
     def run(tuner: Any, *arguments: Any, **options: Any) -> Any:
-        if len(tuner.configs) > 1 and getattr(tuner.cache, "tally", None) is not tally:
-            tuner.cache = NotedChoices(tuner, tally)
+        if len(tuner.configs) > 1:
+            if not isinstance(tuner.cache, NotedChoices):
+                tuner.cache = NotedChoices(tuner)
+            tuner.cache.noted.setdefault(tally, set())
         return original(tuner, *arguments, **options)
 
     return run
@@ -91,16 +93,20 @@ def note_choices(original: Any, tally: Tally) -> Any:
 class NotedChoices(dict[Any, Any]):
     """A tuner's choices by tuning key; the tuner looks one up at every call."""
 
-    def __init__(self, tuner: Any, tally: Tally) -> None:
+    def __init__(self, tuner: Any) -> None:
         super().__init__(tuner.cache)
-        self.tuner, self.tally = tuner, tally
-        self.noted: set[Any] = set()
+        self.tuner = tuner
+        # By recording, of which one may run inside another.
+        self.noted: dict[Tally, set[Any]] = {}
 
     def __getitem__(self, key: Any) -> Any:
         config = super().__getitem__(key)
-        if key not in self.noted and not self.tally.is_finished:
-            self.noted.add(key)
-            note_choice(self.tuner, key, config, self.tally)
+        for tally, noted in tuple(self.noted.items()):
+            if tally.is_finished:
+                self.noted.pop(tally, None)
+            elif key not in noted:
+                noted.add(key)
+                note_choice(self.tuner, key, config, tally)
         return config
 
 
@@ -212,8 +218,8 @@ def describe_options(name: str, kernel: Any) -> tuple[tuple[str, Field], ...]:
     defaults = vars(backend.parse_options({}))
     options = vars(getattr(kernel, OPTIONS, None) or read_options(name, kernel, backend))
     chosen = {option: value for option, value in options.items() if defaults[option] != value}
-    if "extern_libs" in chosen:
-        raise Unrecordable(name, f"it links {chosen['extern_libs']}, and libraries are no part of a key")
+    for option in FILE_OPTIONS & chosen.keys():
+        raise Unrecordable(name, f"its option {option} is {chosen[option]}, and such files are no part of a key")
     if vars(backend.parse_options(dict(chosen))) != options:
         raise Unrecordable(name, f"its options {chosen} say something else together than each by itself")
     try:

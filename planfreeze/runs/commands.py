@@ -3,7 +3,8 @@
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from planfreeze.errors import CommandMissing, CommandNotExecutable
@@ -39,8 +40,7 @@ def find_program(name: str) -> str:
 def execute(program: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a program with this process's streams; pass signals on, and return the status a shell would."""
     watched = {signal.SIGCHLD, *PASSED_ON}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    try:
+    with children_kept(), blocked(watched) as before:
         child = start(program, command, environment, before)
         while True:
             # A thread of a larger program may be told of the child's end instead; hence not without limit.
@@ -53,8 +53,29 @@ def execute(program: str, command: Sequence[str], environment: Mapping[str, str]
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else SIGNALLED - code
+
+
+@contextmanager
+def blocked(signals: set[signal.Signals]) -> Iterator[set[int]]:
+    """Block signals of this thread for a while; the mask of before is yielded."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def children_kept() -> Iterator[None]:
+    """Let this process learn how its children end: the system forgets them where it was started to ignore SIGCHLD."""
+    if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def start(program: str, command: Sequence[str], environment: Mapping[str, str], mask: set[int]) -> int:

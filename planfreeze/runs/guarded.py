@@ -12,9 +12,12 @@ from itertools import dropwhile
 from pathlib import Path
 
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
+from planfreeze.guard.children import strictest
+from planfreeze.guard.logs import pass_on
 from planfreeze.runs.commands import execute, find_program
 from planfreeze.runs.questions import prove_start
 from planfreeze.serving import Service, read_served, serving_environment
+from planfreeze.settings import read_guard_settings
 
 __all__ = ["RUN_MODES", "CountedAttempt", "Run", "count_attempts", "make_environment", "run_guarded"]
 
@@ -64,8 +67,12 @@ class Run:
 
 
 def make_environment(mode: Mode, log: Path | None) -> dict[str, str]:
-    """Return this process's environment with what arms a guard in every Python process started with it."""
-    return child_environment(os.environ, mode, log)
+    """Return this process's environment with what arms a guard in every Python process started with it.
+
+    Where this process is itself guarded by the one that started it, the stricter of the two modes counts.
+    """
+    asked = read_guard_settings().mode
+    return child_environment(os.environ, strictest([mode, asked or "off"]) or mode, log)
 
 
 def make_served(environ: dict[str, str], service: Service | None, log: Path) -> dict[str, str]:
@@ -113,10 +120,20 @@ def run_guarded(
         proven = prove_start(environment, python_of(program, command[1:]))
         on_proof(proven)
         status = execute(program, command, environment)
-        attempts = count_attempts(read_log(log))
+        attempts = count_attempts(read_attempts(log))
         used = read_served(served)
+        pass_on(log, read_guard_settings().log)
     programs = {} if service is None else {name: digest in used for digest, name in service.programs.items()}
     return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status, programs=programs)
+
+
+def read_attempts(log: Path) -> tuple[LoggedAttempt, ...]:
+    """Return the attempts of a run. A log that was made and is empty is that of one that could not be written."""
+    logged = read_log(log)
+    if logged or not log.exists():
+        return logged
+    lost = Attempt(road="unknown", kernel="an attempt that could not be logged", location="unknown:0")
+    return (LoggedAttempt(pid=0, thread="", attempt=lost),)
 
 
 def count_attempts(logged: Iterable[LoggedAttempt]) -> tuple[CountedAttempt, ...]:

@@ -152,3 +152,30 @@ def test_an_unknown_version_leaves_no_hook_behind(watch: Watch, write) -> None:
         fresh.arm(Refusing())
     assert not fresh.armed and fresh.finder not in sys.meta_path
     assert compiler.lower() == "lowered"
+
+
+def test_a_module_that_became_another_version_is_refused_until_its_hooks_fit(watch: Watch, write) -> None:
+    write("toy_compiler", COMPILER)
+    write("toy_other", "")
+    module = importlib.import_module("toy_compiler")
+    installed: list[str] = []
+    plain = Road(
+        name="plain",
+        package="toy_compiler",
+        modules=("toy_compiler",),
+        install=lambda module, report: installed.append("on") or installed.pop,
+        attempts=(),
+    )
+    watch.roads = (plain, ROAD)
+    watch.arm(Refusing())
+    write("toy_compiler", "del Compiler\n")
+    with pytest.raises(UnwatchableRoad):
+        importlib.reload(module)
+    for _ in range(3):
+        with pytest.raises(UnwatchableRoad):
+            importlib.import_module("toy_other")
+    assert installed == ["on"]
+    module.Compiler = type("Compiler", (), {"lower": lambda self: "lowered"})  # type: ignore[attr-defined]
+    importlib.import_module("toy_other")
+    with pytest.raises(RefusedError):
+        module.Compiler().lower()

@@ -4,11 +4,13 @@ import functools
 import sys
 import types
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planfreeze.errors import UnnameableConstant
+from planfreeze.recorded.cute_calls import make_options
 from planfreeze.recorded.cute_function import CuteFunctionPayload
 from planfreeze.recorded.spelling import spell_value
 from planfreeze.recorded.values import field_modules, freeze_value, thaw_value
@@ -90,6 +92,32 @@ def test_a_value_comes_back_as_it_was(somebody: Any, name: str) -> None:
     payload = CuteFunctionPayload(function="m:f", arguments=(("x", ("constant", frozen)),))
     assert CuteFunctionPayload.from_fields(payload.to_fields()).digest == payload.digest
     assert isinstance(spell_value(frozen), str)
+
+
+CALLS = {
+    "a number": lambda m, path: ("\0number", "os:mkdir", path),
+    "a named tuple": lambda m, path: ("\0named tuple", "os:mkdir", path),
+    "a class that is no number": lambda m, path: ("\0number", "pathlib:Path", path),
+    "a decorator": lambda m, path: tuple(("compile", True) if part == ("", True) else part for part in add_field(m)),
+}
+
+
+def add_field(somebody: Any) -> Any:
+    return freeze_value("function", somebody.adder(1))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_field_that_was_changed_by_hand_calls_nothing(somebody: Any, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnnameableConstant):
+        thaw_value(CALLS[name](somebody, str(tmp_path / "made")))
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("option", ["import_module", "DumpDir", "KeepPTX"])
+def test_an_option_that_was_changed_by_hand_is_none(option: str, tmp_path: Path) -> None:
+    payload = CuteFunctionPayload(function="m:f", options=((option, str(tmp_path)),))
+    with pytest.raises(UnnameableConstant, match=option):
+        make_options(payload)
 
 
 def test_a_shared_object_is_no_cycle(somebody: Any) -> None:

@@ -150,6 +150,22 @@ def test_a_torn_last_line_counts_as_an_attempt_that_nobody_can_name(run, tried: 
     assert [attempt["road"] for attempt in report["attempts"]] == ["triton", "unknown"]
 
 
+def test_an_attempt_that_the_log_has_no_room_for_ends_with_5(run) -> None:
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    attempt = f"import resource, subprocess; {limit}\ntry: subprocess.run(['gcc', '-c'])\nexcept Exception: pass"
+    done, report = run(sys.executable, "-c", attempt)
+    assert (done.returncode, report["command_status"]) == (5, 0), done.stderr
+    assert [attempt["road"] for attempt in report["attempts"]] == ["unknown"]
+
+
+def test_a_run_inside_a_run_weakens_nothing_and_hides_nothing(run, tried: Path, tmp_path: Path) -> None:
+    inner = f"{sys.executable} -m planfreeze run --mode count -- {sys.executable} {tried} 1"
+    done, report = run("sh", "-c", f"{inner}; exit 0")
+    assert done.stdout == "CompilationForbidden\n" and compiled_files(tmp_path) == []
+    assert (done.returncode, report["command_status"]) == (5, 0), done.stderr
+    assert [(attempt["road"], attempt["count"]) for attempt in report["attempts"]] == [("triton", 1)]
+
+
 def test_a_command_that_clears_its_environment_is_not_seen(run, tried: Path, toys, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     paths = f"PYTHONPATH={toys.folder}:{root}", f"TRITON_CACHE_DIR={tmp_path / 'triton'}", f"HOME={tmp_path}"
@@ -285,6 +301,15 @@ def test_the_command_starts_without_the_signals_that_python_and_the_run_took(cap
     assert blocked == 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         assert not ignored >> (number - 1) & 1, number
+
+
+def test_a_command_ends_also_for_a_process_that_was_started_to_ignore_its_children() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert execute(find_program("sh"), ["sh", "-c", "exit 7"], {}) == 7
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_proof_that_breaks_off_is_no_proof(run, small_interpreter) -> None:

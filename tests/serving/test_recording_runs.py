@@ -5,6 +5,9 @@ import subprocess
 
 import pytest
 
+from planfreeze import recording
+from planfreeze.errors import RecordingUnwritable
+
 REFUSED = """
 import textwrap
 import device
@@ -149,6 +152,15 @@ def test_a_block_of_a_process_is_recorded_with_what_was_compiled_before_it(proje
     assert later["choices"] == inside["choices"] != []
 
 
+def test_a_recording_inside_another_has_the_same_choices(project):
+    script = "import planfreeze, train\nwith planfreeze.recording('inner.json'):\n    train.main()"
+    (project.folder / "nested.py").write_text(script)
+    outer = project.record("nested.py")
+    inner = json.loads((project.folder / "inner.json").read_text())
+    assert inner["programs"] == outer["programs"]
+    assert inner["choices"] == outer["choices"] != []
+
+
 @pytest.mark.parametrize(
     ("script", "status", "message"),
     [
@@ -172,6 +184,14 @@ def test_a_command_that_cannot_be_started_is_told_as_shells_do(project, command,
     project.planfreeze("record", "-o", "run.json", "--", command, status=status)
 
 
+@pytest.mark.parametrize("output", ["nowhere/run.json", "home"])
+def test_a_place_that_cannot_be_written_is_told_before_the_command_starts(project, output):
+    project.planfreeze("record", "-o", output, "--", "touch", "started", status=6)
+    assert not (project.folder / "started").exists()
+    with pytest.raises(RecordingUnwritable), recording(project.folder / output):
+        pytest.fail("the block ran")
+
+
 def test_a_sitecustomize_of_the_user_still_runs(project):
     (project.folder / "sitecustomize.py").write_text("print('the user came first')")
     recorded = subprocess.run(
@@ -183,6 +203,32 @@ def test_a_sitecustomize_of_the_user_still_runs(project):
         check=True,
     )
     assert recorded.stdout.count("the user came first") == 2  # the command line's process and the script's
+
+
+OVERRIDDEN = """
+import train
+from device import Pointer
+if __name__ == "__main__":
+    train.fill[(1,)](Pointer(), 37, 0.5, BLOCK=64, CHANGE=train.scaling.double, ir_override="own.text")
+"""
+
+
+def test_ir_in_place_of_a_kernels_own_is_refused_when_recorded_and_when_built(project):
+    (project.folder / "overridden.py").write_text(OVERRIDDEN)
+    recorded = project.record("overridden.py", status=1)
+    assert not recorded["programs"] and "ir_override" in recorded["refused"][0]["reason"]
+    edited = project.record()
+    edited["programs"][0]["payload"]["options"] = [["ir_override", "own.ttir"]]
+    (project.folder / "run.json").write_text(json.dumps(edited))
+    output = subprocess.run(
+        [project.python, "-m", "planfreeze", "build", "--plan", "run.json", "--store", "store"],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert output.returncode == 1
+    assert "its option ir_override names files" in output.stdout + output.stderr
 
 
 def test_settings_of_code_generation_are_recorded_and_refused_by_a_build(project):
