@@ -16,9 +16,10 @@ from planfreeze.builds import BuildReport, build_plans
 from planfreeze.cache.store import Store
 from planfreeze.compilers import CompiledProgram
 from planfreeze.errors import PlanMissing, StoreMissing
+from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram, key_plan
 from planfreeze.payload import Payload
-from planfreeze.plans import FrozenPlan, Plan
+from planfreeze.plans import Plan
 from planfreeze.record import ProgramRecord
 from planfreeze.resolve import PlanReference, find_plan, resolve_plan
 
