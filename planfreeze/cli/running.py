@@ -65,10 +65,18 @@ def show_run(run: "Run", report: Path | None, *, as_json: bool) -> None:
             write_report(report, run)
         if as_json:
             print_line(json.dumps(run_json(run)))
-    except PlanfreezeError as error:
+    except (PlanfreezeError, OSError) as error:
         if not run.attempts:
             raise
+        tell(error)
+
+
+def tell(error: Exception) -> None:
+    """Print an error on standard error, which may be what failed: what it still holds must not change the status."""
+    try:
         typer.echo(f"error: {error}", err=True)
+    except OSError:
+        sys.stderr = None  # as it is where it was closed from the start
 
 
 def print_line(text: str) -> None:

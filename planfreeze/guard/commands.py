@@ -56,10 +56,10 @@ WRAPPERS = {
     **dict.fromkeys(("!", "{", "if", "then", "elif", "else", "while", "until", "do"), ""),
     **{"env": "uSC", "exec": "a", "nice": "n", "ionice": "cnp", "time": "fo", "stdbuf": "ioe", "timeout": "sk"},
     **{"sudo": "ugCh", "xargs": "aEIdLnPs", "taskset": "", "numactl": "CNmip", "chroot": "", "strace": "oeps"},
-    **{"busybox": ""},
+    **{"busybox": "", "flock": "wE", "doas": "uC", "chrt": "TPD"},
 }
 # Wrappers with one plain word of their own before the command.
-OPERANDS = frozenset({"timeout", "taskset", "chroot"})
+OPERANDS = frozenset({"timeout", "taskset", "chroot", "flock", "chrt"})
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 REDIRECTION = re.compile(r"\d*[<>]")
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")

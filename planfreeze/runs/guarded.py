@@ -5,12 +5,14 @@ import re
 import shutil
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
 
+from planfreeze.errors import GuardLogFailed
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
 from planfreeze.guard.children import strictest
 from planfreeze.guard.logs import pass_on
@@ -122,9 +124,17 @@ def run_guarded(
         status = execute(program, command, environment)
         attempts = count_attempts(read_attempts(log))
         used = read_served(served)
-        pass_on(log, read_guard_settings().log)
+        hand_on(log)
     programs = {} if service is None else {name: digest in used for digest, name in service.programs.items()}
     return Run(command=tuple(command), guard=proven, attempts=attempts, command_status=status, programs=programs)
+
+
+def hand_on(log: Path) -> None:
+    """Add the attempts of a run to the log of the run around it; they end this one with 5 in any case."""
+    try:
+        pass_on(log, read_guard_settings().log)
+    except GuardLogFailed as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 
 def read_attempts(log: Path) -> tuple[LoggedAttempt, ...]:

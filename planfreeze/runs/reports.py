@@ -17,14 +17,18 @@ LOG_COLUMNS = 10_000  # in a log, a row stays in one line
 
 
 def print_proof(proven: Mapping[str, str]) -> None:
-    """Print on standard error what the guard watches."""
+    """Print on standard error what the guard watches; nowhere, where it is closed."""
+    if sys.stderr is None:
+        return
     states = ", ".join(f"{road} {state}" for road, state in proven.items())
     sys.stderr.write(f"planfreeze: guard proven: {states}\n")
     sys.stderr.flush()
 
 
 def print_attempts(run: Run) -> None:
-    """Print on standard error what a run was served, and what it tried to compile."""
+    """Print on standard error what a run was served, and what it tried to compile; nowhere, where it is closed."""
+    if sys.stderr is None:
+        return
     if run.programs:
         unused = [name for name, is_used in run.programs.items() if not is_used]
         sys.stderr.write(f"planfreeze: {len(run.programs) - len(unused)} of {len(run.programs)} programs were served\n")

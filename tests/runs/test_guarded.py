@@ -166,6 +166,27 @@ def test_a_run_inside_a_run_weakens_nothing_and_hides_nothing(run, tried: Path, 
     assert [(attempt["road"], attempt["count"]) for attempt in report["attempts"]] == [("triton", 1)]
 
 
+def test_an_outer_log_that_takes_no_line_hides_no_attempt(run, tried: Path, tmp_path: Path) -> None:
+    done, report = run(sys.executable, tried, 1, PLANFREEZE_GUARD_LOG=str(tmp_path / "nowhere" / "log"))
+    assert (done.returncode, len(report["attempts"])) == (5, 1)
+    assert "does not take a line" in done.stderr
+
+
+def test_a_standard_error_that_is_closed_hides_no_attempt(small_interpreter, tried: Path, tmp_path: Path) -> None:
+    environment = {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    close = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    command = ("-m", "planfreeze", "run", "--", sys.executable, str(tried), "1")
+    closed = small_interpreter.start("-c", close, *command, **environment)
+    assert closed.communicate(timeout=120)[0] == "CompilationForbidden\n" and closed.returncode == 5
+    wait = f"read go; exec {sys.executable} {tried} 1 2>/dev/null"
+    broken = small_interpreter.start("-m", "planfreeze", "run", "--", "sh", "-c", wait, **environment)
+    assert "guard proven" in broken.stderr.readline()
+    broken.stderr.close()
+    broken.stdin.write("go\n")
+    broken.stdin.close()
+    assert broken.wait(120) == 5
+
+
 def test_a_command_that_clears_its_environment_is_not_seen(run, tried: Path, toys, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     paths = f"PYTHONPATH={toys.folder}:{root}", f"TRITON_CACHE_DIR={tmp_path / 'triton'}", f"HOME={tmp_path}"
