@@ -258,17 +258,27 @@ def test_inference_mode_and_the_operator_change_nothing(layers: dict[Arm, MoELay
             assert same_bits(moe_layer(*values, layer.handle), expected)
 
 
-def test_a_compiled_whole_graph_calls_the_operator(session: Session, layers: dict[Arm, MoELayer]) -> None:
+def test_a_whole_graph_that_was_compiled_before_the_freeze_calls_the_operator_after_it(
+    session: Session, layers: dict[Arm, MoELayer]
+) -> None:
     torch._dynamo.reset()
 
     @torch.compile(fullgraph=True, backend="eager", dynamic=True)
     def call(x: Tensor, ids: Tensor, factors: Tensor, handle: Tensor) -> Tensor:
         return moe_layer(x + x, ids, factors, handle) * 2
 
-    for tokens in LIVE_TOKENS:
-        for layer in layers.values():
-            x, ids, factors = inputs(tokens)
-            assert same_bits(call(x, ids, factors, layer.handle), layer.run(x + x, ids, factors) * 2)
+    def check() -> None:
+        for tokens in LIVE_TOKENS:
+            for layer in layers.values():
+                x, ids, factors = inputs(tokens)
+                assert same_bits(call(x, ids, factors, layer.handle), layer.run(x + x, ids, factors) * 2)
+
+    guard = session._guard
+    assert guard is not None
+    guard.release()  # the session of all tests here is frozen by now
+    check()
+    guard.arm()
+    check()
     assert not any(session.attempts.values())
 
 
