@@ -71,6 +71,11 @@ class Layout:
         return self.root / "quarantine"
 
     @property
+    def swept(self) -> Path:
+        """Folder of entries that a collector is about to remove; there only while one is at work or was killed."""
+        return self.root / "swept"
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         """All folders directly below the root."""
         return (*(self.root / name for name in KINDS.values()), self.temporaries, self.locks, self.quarantine)

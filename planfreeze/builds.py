@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planfreeze.cache.store import Store
+from planfreeze.errors import StoreUnusable
+from planfreeze.holdings import publish_plan
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram, key_plan
 from planfreeze.outcomes import Outcome
 from planfreeze.plans import FrozenPlan, Plan, PlanEntry, freeze_families
 from planfreeze.slots import build_programs
 
 __all__ = ["BuildReport", "build_plans"]
+
+PUBLISH_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,8 @@ def build_plans(
     Notes
     -----
     Programs are published one by one: an interrupted build keeps what it has. A plan with a failed program is not
-    frozen. Each key is compiled once however many builders share the store, as far as its locks work.
+    frozen. Each key is compiled once however many builders share the store, as far as its locks work. Until a plan has
+    its name, a collector may take away a program that was found or built: it is built again.
     """
     keyed = [(plan, key_plan(plan, toolchains)) for plan in plans]
     programs = [program for _, planned in keyed for program in planned]
@@ -71,14 +76,30 @@ def build_plans(
     for outcome in unkeyed:
         on_outcome(outcome)
     outcomes: dict[str, Outcome] = {}
-    for outcome in build_programs(list(unique.values()), store, jobs):
-        assert isinstance(outcome.program, KeyedProgram)
-        outcomes[outcome.program.key.digest] = outcome
-        on_outcome(outcome)
-    frozen = [plan for plan in (freeze_plan(plan, planned, outcomes) for plan, planned in keyed) if plan is not None]
-    for plan in frozen:
-        store.set_ref(plan.name, store.put_plan(plan.encode()))
+    waiting = list(unique.values())
+    for _ in range(PUBLISH_ROUNDS):
+        for outcome in build_programs(waiting, store, jobs):
+            assert isinstance(outcome.program, KeyedProgram)
+            outcomes[outcome.program.key.digest] = outcome
+            on_outcome(outcome)
+        frozen = [made for plan, planned in keyed if (made := freeze_plan(plan, planned, outcomes)) is not None]
+        roots = [publish_plan(plan, store) for plan in frozen]
+        # From here on names protect the entries. What a collector took away before is built again.
+        waiting = [program for key, program in unique.items() if is_vanished(outcomes[key], store)]
+        if not waiting and all(store.has_entry("plan", root) for root in roots):
+            break
+    else:
+        raise StoreUnusable(str(store.path), "entries are removed while they are published")
     return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=tuple(frozen))
+
+
+def is_vanished(outcome: Outcome, store: Store) -> bool:
+    """Tell whether an entry of a finished program is not in the store any more."""
+    if outcome.record is None:
+        return False
+    assert isinstance(outcome.program, KeyedProgram)
+    blobs = (outcome.record.blob, *(digest for _, digest in outcome.record.companions))
+    return not (store.has_record(outcome.program.key.digest) and all(map(store.has_blob, blobs)))
 
 
 def freeze_plan(

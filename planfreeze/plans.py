@@ -11,6 +11,7 @@ from typing import Any
 
 import msgpack
 
+from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedPlan, EmptyPlan, InvalidModel, PlanfreezeError, PlanTooNew
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
@@ -21,6 +22,7 @@ from planfreeze.target import Target
 __all__ = ["PLAN_FORMAT", "FrozenPlan", "Plan", "PlanEntry", "PlanFamily", "make_plan"]
 
 PLAN_FORMAT = 1
+MAX_FIELD_DEPTH = 16  # deeper than any payload, and far from what Python can nest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ class FrozenPlan:
             They are one of a later format.
         """
         try:
-            magic, plan_format, *rest = msgpack.unpackb(data, use_list=False)
+            magic, plan_format, *rest = decode_msgpack(data)
             if magic != "planfreeze plan" or type(plan_format) is not int:
                 raise DamagedPlan("it is not a frozen plan")
             if plan_format > PLAN_FORMAT:
@@ -205,7 +207,7 @@ class FrozenPlan:
                 ),
             )
             is_canonical = plan.encode() == data and has_declared_types(plan)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError) as error:
             raise DamagedPlan(str(error)) from error
         if not is_canonical:
             raise DamagedPlan("it is not in canonical form")
@@ -213,13 +215,22 @@ class FrozenPlan:
 
 
 def has_declared_types(plan: FrozenPlan) -> bool:
-    """Tell whether every part of a plan is text or a count where it should be; payloads judge their own fields."""
+    """Tell whether every part of a plan is text, a count or a payload's field where it should be."""
     modules = [module for family in plan.families for module in family.sources.modules]
     names = [name for entry in plan.entries for name, _ in entry.fields]
     texts = [plan.model, plan.arch, *plan.options, *(family.reference for family in plan.families), *names]
     texts += [text for name, digest in modules for text in (name, digest)]
     texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
-    return all(type(text) is str for text in texts) and type(plan.tp) is int and len(plan.options) % 2 == 0
+    are_texts = all(type(text) is str for text in texts) and len(plan.options) % 2 == 0
+    are_fields = all(is_field(value, MAX_FIELD_DEPTH) for entry in plan.entries for _, value in entry.fields)
+    return are_texts and are_fields and type(plan.tp) is int
+
+
+def is_field(value: object, depth: int) -> bool:
+    """Tell whether a payload can have a value in a field, tuples in tuples up to a depth."""
+    if type(value) is tuple:
+        return depth > 0 and all(is_field(item, depth - 1) for item in value)
+    return type(value) in (int, bool, str)
 
 
 def freeze_families(programs: Iterable[tuple[Family, Sources]]) -> tuple[PlanFamily, ...]:

@@ -18,15 +18,15 @@ FOLDERS = {
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
     ("errors", "settings"),
-    ("cache", "elf", "sources", "toolchain"),
+    ("cache", "decoding", "elf", "sources", "toolchain"),
     ("target", "payload", "family", "constants"),
     ("key", "record", "inspection"),
     ("models",),
     ("plans",),
-    ("resolve", "explanations", "compilers"),
-    ("device", "binding", "workers", "programs", "guard", "processes", "keyed"),
-    ("outcomes", "slots", "builds", "sessions", "replays"),
-    ("process_session", "reports", "cli"),
+    ("resolve", "explanations", "compilers", "holdings"),
+    ("device", "binding", "workers", "programs", "guard", "processes", "keyed", "verification"),
+    ("outcomes", "slots", "builds", "sessions", "replays", "packs", "collection", "repairs"),
+    ("process_session", "reports", "store_reports", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # The package itself hands out public names of any layer, at their first use.

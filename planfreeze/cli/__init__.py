@@ -8,6 +8,8 @@ import typer
 
 from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
+from planfreeze.cli.keeping import gc_command, ls_command, verify_command
+from planfreeze.cli.packing import pack_command, unpack_command
 
 __all__ = ["app", "main"]
 
@@ -18,6 +20,11 @@ app.command("plan")(plan_command)
 app.command("build")(build_command)
 app.command("replay")(replay_command)
 app.command("explain")(explain_command)
+app.command("verify")(verify_command)
+app.command("pack")(pack_command)
+app.command("unpack")(unpack_command)
+app.command("gc")(gc_command)
+app.command("ls")(ls_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,6 +1,7 @@
 """Commands that look into a store: prove that a plan is whole, explain a payload."""
 
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,6 +35,9 @@ def replay_command(
     ids: IdsOption = None,
     plan: Annotated[str | None, typer.Option("--plan", help="Frozen plan: name or root digest.")] = None,
     store: StoreOption = None,
+    pack: Annotated[
+        Path | None, typer.Option("--pack", help="Replay from a pack; without --plan all it holds.")
+    ] = None,
     device: Annotated[bool, typer.Option("--device", help="Also load every program on the device.")] = False,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
@@ -41,20 +45,23 @@ def replay_command(
     """Prove that a whole plan resolves with compiling forbidden."""
     from planfreeze import reports
     from planfreeze.replays import check_replays, prove_guard, replay_plan
-    from planfreeze.resolve import PlanReference, find_plan
+    from planfreeze.resolve import PlanReference, find_plan, find_plans
 
     with exit_codes():
-        if (plan is None) == (model is None):
+        if (plan and model) or not (plan or model or pack):
             raise typer.BadParameter("give either --plan or --model")
-        opened = open_store(store, writable=False, is_trusted=trust_store)
-        if plan is not None:
-            replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
+        if pack and store:
+            raise typer.BadParameter("give either --store or --pack")
+        opened = open_store(pack or store, writable=False, is_trusted=trust_store)
+        if model is None:
+            found = find_plans(opened, [plan] if plan else None)
+            replays = [replay_plan(frozen, opened, on_device=device) for frozen in found]
         else:
             replays = []
             for wanted in declare_plans(model, tp, arch, capacity, arms, inline_limit, ids):
                 command = f"{wanted.build_command} --store {shlex.quote(str(opened.path))}"
-                found = find_plan(opened, PlanReference(wanted.name, None), command=command)
-                replays.append(replay_plan(found, opened, wanted=wanted, on_device=device))
+                frozen = find_plan(opened, PlanReference(wanted.name, None), command=command)
+                replays.append(replay_plan(frozen, opened, wanted=wanted, on_device=device))
         guard = prove_guard()
         print_result(
             reports.replay_json(replays, guard) if as_json else None, lambda: reports.replay_table(replays, guard)
