@@ -72,13 +72,14 @@ class Layout:
 
     @property
     def swept(self) -> Path:
-        """Folder of entries that a collector is about to remove; there only while one is at work or was killed."""
+        """Folder of entries that a collector is about to remove, one folder for each of its batches."""
         return self.root / "swept"
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """All folders directly below the root."""
-        return (*(self.root / name for name in KINDS.values()), self.temporaries, self.locks, self.quarantine)
+        others = (self.temporaries, self.locks, self.quarantine, self.swept)
+        return (*(self.root / name for name in KINDS.values()), *others)
 
     def entry(self, kind: Kind, name: str) -> Path:
         """Return the path of an entry.

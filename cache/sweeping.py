@@ -3,7 +3,9 @@
 import contextlib
 import errno
 import os
+import re
 import stat
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -11,11 +13,15 @@ from planfreeze.cache.files import NO_LINKS, make_folder, writing
 from planfreeze.cache.layout import KINDS, Kind, Layout
 from planfreeze.errors import InvalidEntryName
 
-__all__ = ["Name", "remove_entries", "remove_old_files", "restore_swept"]
+__all__ = ["Name", "remove_entries", "remove_old_files", "restore_swept", "wait_for_sweeps"]
 
 Name = tuple[Kind, str]
 
 BATCH = 512
+SWEEP_PATTERN = re.compile("[0-9a-f]{32}")
+# A batch takes well under a second. A collector that was killed or stopped is not waited for any longer.
+SWEEP_TIMEOUT_S = 5.0
+SWEEP_STEP_S = 0.01
 
 
 def remove_entries(layout: Layout, doomed: Sequence[Name], find_kept: Callable[[], Collection[Name]]) -> Iterator[Name]:
@@ -31,20 +37,24 @@ def remove_entries(layout: Layout, doomed: Sequence[Name], find_kept: Callable[[
     Raises
     ------
     StoreUnusable
-        The store cannot be written. What was moved aside stays so until :func:`restore_swept`.
+        The store cannot be written. What was moved aside comes back with the next build or collection.
 
     Notes
     -----
-    An entry is first moved aside, then the references are read again, and only then it is deleted or put back. A
-    builder does the reverse: it sets its reference, then looks whether all entries are there. Whichever comes first,
-    one of the two sees the other, so no plan with a name is left without an entry.
+    For every batch a folder is made first. Then the references are read, the entries are moved into the folder, the
+    references are read again, and only then the entries are deleted or put back. A builder does the reverse: it sets
+    its reference and then has :func:`wait_for_sweeps` see to it that no folder is left. A collector whose folder was
+    made later reads the reference before it moves anything; one whose folder was there has either finished, or lost
+    the folder with all that was in it going back, and can move nothing any more. So once a builder is done, nothing
+    its plan needs is missing, and no clock, lock or kill changes that.
     """
     for start in range(0, len(doomed), BATCH):
-        kept = find_kept()
-        batch = [name for name in doomed[start : start + BATCH] if name not in kept]
         folder = layout.swept / os.urandom(16).hex()
         with writing(layout, folder, 0):
             make_folder(folder)
+        kept = find_kept()
+        batch = [name for name in doomed[start : start + BATCH] if name not in kept]
+        with writing(layout, folder, 0):
             moved = [name for name in batch if move_aside(layout, folder, *name)]
         kept = find_kept()
         with writing(layout, folder, 0):
@@ -52,35 +62,74 @@ def remove_entries(layout: Layout, doomed: Sequence[Name], find_kept: Callable[[
                 place = aside(folder, kind, name)
                 if (kind, name) in kept:
                     put_back(place, layout.entry(kind, name))
-                else:
-                    delete(place)
+                elif delete(place):
                     yield kind, name
             remove_if_empty(folder)
-            remove_if_empty(layout.swept)
 
 
-def restore_swept(layout: Layout) -> int:
-    """Put back what a killed collector had moved aside; return how many entries came back.
-
-    An entry that was published again since stays as it is. Restoring what a living collector has moved aside does
-    no harm: the next collection finds it again.
+def wait_for_sweeps(layout: Layout) -> None:
+    """Return when no sweep is left that began before: each has ended by itself or, after some seconds, was undone.
 
     Raises
     ------
     StoreUnusable
         The store cannot be written.
     """
+    deadline = time.monotonic() + SWEEP_TIMEOUT_S
+    begun = set(sweeps(layout))
+    while begun and time.monotonic() < deadline:
+        time.sleep(SWEEP_STEP_S)
+        begun &= set(sweeps(layout))
+    with writing(layout, layout.swept, 0):
+        for folder in begun:
+            undo_sweep(layout, folder)
+
+
+def restore_swept(layout: Layout) -> int:
+    """Put back what other collectors, killed or at work, have moved aside; return how many entries came back.
+
+    An entry that was published again since stays as it is. A living collector is not harmed: what it meant to remove
+    is there again, and the next collection finds it.
+
+    Raises
+    ------
+    StoreUnusable
+        The store cannot be written.
+    """
+    with writing(layout, layout.swept, 0):
+        return sum(undo_sweep(layout, folder) for folder in sweeps(layout))
+
+
+def sweeps(layout: Layout) -> list[Path]:
+    """Return the folders of all sweeps that have not ended."""
+    try:
+        return [folder for folder in layout.swept.iterdir() if SWEEP_PATTERN.fullmatch(folder.name)]
+    except FileNotFoundError:
+        return []
+
+
+def undo_sweep(layout: Layout, folder: Path) -> int:
+    """Put back all that lies in a sweep's folder and remove the folder, so that its collector can move nothing more."""
     restored = 0
-    with writing(layout, layout.swept, 0), contextlib.suppress(FileNotFoundError):
-        for folder in list(layout.swept.iterdir()):
-            for place in list(folder.iterdir()):
-                kind, _, name = place.name.partition("-")
-                with contextlib.suppress(InvalidEntryName, FileNotFoundError):
-                    if kind in KINDS:
-                        restored += put_back(place, layout.entry(kind, name))
-            remove_if_empty(folder)
-        remove_if_empty(layout.swept)
+    while folder.is_dir() and not folder.is_symlink():
+        for place in list_folder(folder):
+            kind, _, name = place.name.partition("-")
+            try:
+                path = layout.entry(kind, name) if kind in KINDS else None
+            except InvalidEntryName:
+                path = None
+            if path is None:
+                return restored  # nothing a collector moved there: the folder is somebody else's
+            restored += put_back(place, path)
+        remove_if_empty(folder)
     return restored
+
+
+def list_folder(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def remove_old_files(layout: Layout, folder: Path, before_s: float) -> int:
@@ -123,22 +172,40 @@ def put_back(place: Path, path: Path) -> bool:
     except FileExistsError:
         place.unlink(missing_ok=True)
         return False
+    except FileNotFoundError:
+        return False  # somebody else put it back
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        if not os.path.lexists(path):
-            place.rename(path)
-            return True
+        return rename_back(place, path)
     place.unlink(missing_ok=True)
     return True
 
 
-def delete(place: Path) -> None:
-    """Delete an entry that was moved aside; a folder that lay in its place goes when it is empty."""
-    if place.is_dir() and not place.is_symlink():
-        remove_if_empty(place)
-    else:
-        place.unlink(missing_ok=True)
+def rename_back(place: Path, path: Path) -> bool:
+    """Move an entry back where there are no hard links, as for what is no plain file."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.lexists(path):
+            delete(place)
+            return False
+        place.rename(path)
+        return True
+    return False
+
+
+def delete(place: Path) -> bool:
+    """Delete an entry that was moved aside; False when somebody else put it back.
+
+    A folder that lay in its place goes when it is empty.
+    """
+    try:
+        if place.is_dir() and not place.is_symlink():
+            place.rmdir()
+        else:
+            place.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -20,6 +20,9 @@ DAY_S = 86400.0
 # A size budget does not reach younger entries: a build publishes cubins and records long before their plan. Should
 # a build last longer, it finds out when it names its plan, and builds what is gone again.
 GRACE_S = 3600.0
+# A name whose plan is missing may be a builder's that waits for a sweep to end before it looks and puts it again.
+SETTLE_ROUNDS = 20
+SETTLE_STEP_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +149,7 @@ def collect(
     """
     now_s = time.time() if now_s is None else now_s
     age_limit_s = max_age_s if max_age_s is not None else DAY_S if max_bytes is None else float("inf")
-    if not is_dry_run:
-        restore_swept(store.writable_layout())
-    census = take_census(store)
+    census = take_census(store) if is_dry_run else settle(store)
     ages = find_ages(store, census, now_s)
     doomed = choose(census, ages, age_limit_s=age_limit_s, max_bytes=max_bytes)
     removed = doomed if is_dry_run else sweep(store, census, doomed)
@@ -163,6 +164,18 @@ def collect(
         kept_bytes=kept_bytes,
         is_over_budget=max_bytes is not None and kept_bytes > max_bytes,
     )
+
+
+def settle(store: Store) -> Census:
+    """Put back what other collectors have moved aside and take the census, again while one of them is in the way."""
+    for _ in range(SETTLE_ROUNDS):
+        restore_swept(store.writable_layout())
+        try:
+            return take_census(store)
+        except MissingEntry:
+            time.sleep(SETTLE_STEP_S)
+    restore_swept(store.writable_layout())
+    return take_census(store)
 
 
 def find_ages(store: Store, census: Census, now_s: float) -> dict[Name, float]:
@@ -200,25 +213,23 @@ def choose(census: Census, ages: dict[Name, float], *, age_limit_s: float, max_b
 def choose_oldest(
     census: Census, ages: dict[Name, float], uses: Counter[Name], plans: list[str], excess: int
 ) -> set[Name]:
-    """Choose the oldest unneeded entries until ``excess`` bytes go, then the oldest of ``plans`` with all they need."""
+    """Choose the oldest unneeded entries until ``excess`` bytes go, then the oldest plans with all only they need."""
     chosen: set[Name] = set()
-
-    def choose_all(names: Iterable[Name]) -> None:
-        nonlocal excess
-        for name in sorted(names, key=lambda name: -ages[name]):
-            if excess > 0 and not uses[name] and ages[name] > GRACE_S and name not in chosen:
-                chosen.add(name)
-                excess -= census.sizes[name]
-
-    choose_all(name for name in ages if not uses[name])
+    chosen_bytes = 0
+    unneeded = [name for name, age in ages.items() if not uses[name] and age > GRACE_S]
+    for name in sorted(unneeded, key=lambda name: -ages[name]):
+        if chosen_bytes >= excess:
+            return chosen
+        chosen.add(name)
+        chosen_bytes += census.sizes[name]
     for root in reversed(plans):
-        if excess <= 0 or ages[("plan", root)] <= GRACE_S:
+        if chosen_bytes >= excess or ages["plan", root] <= GRACE_S:
             break
         needed = census.holdings[root].needed
         uses.subtract(needed)
-        chosen.add(("plan", root))
-        excess -= census.sizes["plan", root]
-        choose_all(name for name in needed if name in ages)
+        freed = {name for name in needed & ages.keys() if not uses[name] and ages[name] > GRACE_S}
+        chosen |= freed
+        chosen_bytes += census.size_of(freed)
     return chosen
 
 

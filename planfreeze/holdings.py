@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from planfreeze.cache.layout import Kind
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
+from planfreeze.cache.sweeping import wait_for_sweeps
 from planfreeze.errors import DamagedEntry, DamagedRecord, MissingEntry, OtherRecordFormat, StoreUnusable
 from planfreeze.plans import FrozenPlan
 from planfreeze.record import ProgramRecord
@@ -106,6 +107,8 @@ def read_plans(store: ReadableStore, roots: Iterable[str]) -> Iterable[tuple[str
 def publish_plan(plan: FrozenPlan, store: Store) -> str:
     """Put a frozen plan and point its name to it; return its root digest. Put its records before.
 
+    Afterwards no collector removes what the plan needs. What one removed before has to be looked for, and put again.
+
     Raises
     ------
     StoreUnusable
@@ -117,5 +120,6 @@ def publish_plan(plan: FrozenPlan, store: Store) -> str:
             store.set_ref(plan.name, root)
         except MissingEntry:
             continue  # an old plan without a name, collected between the two steps
+        wait_for_sweeps(store.writable_layout())
         return root
     raise StoreUnusable(str(store.path), f"plan {root} is removed while it is published")
