@@ -93,8 +93,10 @@ def read_head(data: bytes, file_bytes: int) -> Head:
         signature_bytes=signature_bytes,
         seal=data[HEADER.size :],
     )
-    if pack_format != PACK_FORMAT:
-        return head
+    if pack_format > PACK_FORMAT:
+        return head  # nothing but the format means the same in a later one
+    if pack_format < PACK_FORMAT:
+        raise InvalidPack(f"it declares format {pack_format}")
     if signature_bytes not in (0, SIGNATURE_BYTES):
         raise InvalidPack(f"it declares a signature of {signature_bytes} bytes")
     if head.index_bytes > MAX_INDEX_BYTES or HEAD_BYTES + head.index_bytes + signature_bytes > file_bytes:

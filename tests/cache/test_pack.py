@@ -134,8 +134,12 @@ HUGE = 2**32 - 1
 
 @pytest.mark.parametrize("field", range(2, 8))
 @pytest.mark.parametrize("value", [0, 7, 2**20, HUGE])
-def test_declared_counts_are_checked_before_anything_of_their_size_is_made(path: Path, field: int, value: int) -> None:
+@pytest.mark.parametrize("pack_format", [0, 1])
+def test_declared_counts_are_checked_before_anything_of_their_size_is_made(
+    path: Path, pack_format: int, field: int, value: int
+) -> None:
     numbers = list(HEADER.unpack_from(WHOLE))
+    numbers[1] = pack_format
     numbers[field] = value if numbers[field] != value else value + 1
     path.write_bytes(HEADER.pack(*numbers) + WHOLE[HEADER.size :])
     tracemalloc.start()
