@@ -25,7 +25,7 @@ def write_pack(path: Path, index: PackIndex, bodies: Iterable[bytes]) -> int:
         The system refuses; what was at ``path`` is unchanged and nothing is left beside it.
     """
     size_bytes = len(index.start) + index.body_bytes
-    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(16).hex()}")
+    temporary = path.with_name(f".{os.urandom(16).hex()}.pfz")
     try:
         write_file(temporary, index, bodies)
         temporary.replace(path)

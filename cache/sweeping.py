@@ -132,7 +132,7 @@ def list_folder(folder: Path) -> list[Path]:
         return []
 
 
-def remove_old_files(layout: Layout, folder: Path, before_s: float) -> int:
+def remove_old_files(layout: Layout, folder: Path, before_s: float, *, is_dry_run: bool = False) -> int:
     """Remove files directly in a folder that were last written before a time; return their size in bytes.
 
     Raises
@@ -146,8 +146,9 @@ def remove_old_files(layout: Layout, folder: Path, before_s: float) -> int:
             with contextlib.suppress(FileNotFoundError):
                 info = path.lstat()
                 if not stat.S_ISDIR(info.st_mode) and info.st_mtime < before_s:
-                    path.unlink()
                     removed_bytes += info.st_size
+                    if not is_dry_run:
+                        path.unlink()
     return removed_bytes
 
 

@@ -99,7 +99,7 @@ class Collected:
     removed : tuple of (str, str)
         Kind and name of every entry.
     removed_bytes : int
-        Their size, and that of old temporary and quarantined files.
+        Their size, and that of files that were put aside in the quarantine as long ago, or a day.
     kept_bytes : int
         Size of the entries that stay.
     is_over_budget : bool
@@ -155,9 +155,8 @@ def collect(
     removed = doomed if is_dry_run else sweep(store, census, doomed)
     removed_bytes = census.size_of(removed)
     kept_bytes = census.total_bytes - removed_bytes
-    if not is_dry_run:
-        layout, before_s = store.writable_layout(), now_s - max(age_limit_s, DAY_S)
-        removed_bytes += sum(remove_old_files(layout, f, before_s) for f in (layout.temporaries, layout.quarantine))
+    before_s = now_s - max(age_limit_s, DAY_S)
+    removed_bytes += remove_old_files(store.layout, store.layout.quarantine, before_s, is_dry_run=is_dry_run)
     return Collected(
         removed=tuple(removed),
         removed_bytes=removed_bytes,

@@ -110,21 +110,24 @@ def verify(
     done = 0
     lock = threading.Lock()
 
-    def check(entry: tuple[Kind, str, int]) -> None:
-        nonlocal done
-        kind, name, _ = entry
-        found = check_twice(kind, name, store, is_required=plan is not None)
-        with lock:
-            done += 1
-            if isinstance(found, Problem):
-                problems.append(found)
-            elif found:
-                others.append((kind, name))
-            on_entry(done, len(listed))
+    waiting = iter(listed)
 
-    with ThreadPoolExecutor(min(MAX_THREADS, 2 * len(os.sched_getaffinity(0)))) as threads:
-        for _ in threads.map(check, listed):
-            pass
+    def check_waiting() -> None:
+        nonlocal done
+        for kind, name, _ in waiting:
+            found = check_twice(kind, name, store, is_required=plan is not None)
+            with lock:
+                done += 1
+                if isinstance(found, Problem):
+                    problems.append(found)
+                elif found:
+                    others.append((kind, name))
+                on_entry(done, len(listed))
+
+    count = min(MAX_THREADS, 2 * len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(count) as threads:
+        for running in [threads.submit(check_waiting) for _ in range(count)]:
+            running.result()
     return Verification(
         checked={kind: sum(entry[0] == kind for entry in listed) for kind in KINDS},
         size_bytes=sum(size_bytes for _, _, size_bytes in listed),

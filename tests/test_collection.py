@@ -193,17 +193,14 @@ def test_while_a_named_plan_lacks_a_record_no_blob_goes_and_the_rest_does(store,
     assert is_whole(store, plan)
 
 
-def test_old_temporary_and_quarantined_files_go_too(store, stock):
+def test_old_quarantined_files_go_too(store, stock):
     stock.publish(store, "kept", ["a"])
-    for folder in (store.layout.temporaries, store.layout.quarantine):
-        for name, days in (("old", 3), ("young", 0)):
-            (folder / name).write_bytes(b"12345")
-            os.utime(folder / name, (time.time() - days * DAY_S,) * 2)
-    assert collect(store).removed_bytes == 10
-    assert [path.name for f in (store.layout.temporaries, store.layout.quarantine) for path in f.iterdir()] == [
-        "young",
-        "young",
-    ]
+    for name, days in (("old", 3), ("young", 0)):
+        (store.layout.quarantine / name).write_bytes(b"12345")
+        os.utime(store.layout.quarantine / name, (time.time() - days * DAY_S,) * 2)
+    assert collect(store, is_dry_run=True).removed_bytes == 5
+    assert collect(store).removed_bytes == 5
+    assert [path.name for path in store.layout.quarantine.iterdir()] == ["young"]
 
 
 def test_a_reader_collects_nothing(store, stock):

@@ -66,7 +66,7 @@ def build_command(
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(plan.payloads) for plan in plans)
-        before = opened.list_refs()
+        before = {plan.name: opened.get_ref(plan.name) for plan in plans}
         with reports.build_progress(total) as show:
             report = build_plans(
                 plans,
@@ -77,7 +77,7 @@ def build_command(
             )
         print_result(reports.build_json(report) if as_json else None, lambda: reports.build_table(report))
         for plan in report.plans:
-            if before.get(plan.name, plan.root) != plan.root:
+            if before[plan.name] not in (None, plan.root):
                 typer.echo(f"{plan.name} was {before[plan.name]}, which stays in the store", err=True)
         for outcome in report.outcomes:
             if outcome.status == "failed":

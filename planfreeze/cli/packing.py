@@ -59,11 +59,11 @@ def unpack_command(
         )
         plans = find_plans(opened, plan or None)
         target = open_store(store, writable=True, is_trusted=trust_store)
-        before = target.list_refs()
+        before = {unpacked.name: target.get_ref(unpacked.name) for unpacked in plans}
         unpack_plans(plans, opened, target)
         print_result(
             store_reports.unpacked_json(plans) if as_json else None, lambda: store_reports.unpacked_text(plans)
         )
         for unpacked in plans:
-            if before.get(unpacked.name, unpacked.root) != unpacked.root:
+            if before[unpacked.name] not in (None, unpacked.root):
                 typer.echo(f"{unpacked.name} was {before[unpacked.name]}, which stays in the store", err=True)
