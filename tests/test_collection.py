@@ -453,7 +453,7 @@ def test_builders_sessions_and_collectors_side_by_side_lose_nothing(store, stock
             with contextlib.suppress(MissingEntry):
                 counts["read"] += is_whole(Store.open(store.path), plan)
 
-    repeat_together(*(partial(build, plan) for plan in plans), sweep, sweep, serve, seconds=5)
+    repeat_together(*(partial(build, plan) for plan in plans), sweep, sweep, serve, seconds=3)
     assert counts["unpacked"] and counts["removed"] and counts["read"], counts
     unpack_plans(plans, pack, store)
     collect(store, max_age_s=-3600.0)

@@ -73,7 +73,7 @@ def test_building_100_more_takes_as_long_as_without_them(stores, stock):
         opened.get_ref("mine-tp1-sm_90a")
         stock.publish(opened, "mine", [f"{text} of build {number}" for text in PROGRAMS])
 
-    lonely, crowded = (best_of(3, lambda number, s=store: build(s, number)) for store in stores)
+    lonely, crowded = (best_of(2, lambda number, s=store: build(s, number)) for store in stores)
     assert crowded < MOST_TIMES * lonely, (lonely, crowded)
 
 

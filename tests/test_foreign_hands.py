@@ -177,7 +177,7 @@ def test_an_existing_store_with_a_loose_mode_is_refused_however_it_is_opened(ope
         done = RUNNER.invoke(app, [*command, "--store", str(path)])
         assert done.exit_code == 4 and "can be written by others" in done.stderr
     assert RUNNER.invoke(app, ["build", "--model", "ds41", "--store", str(path)]).exit_code == 4
-    assert RUNNER.invoke(app, ["replay", "--plan", NAME, "--trust-store", "--store", str(path)]).exit_code == 0
+    assert RUNNER.invoke(app, ["verify", "--plan", NAME, "--trust-store", "--store", str(path)]).exit_code == 0
 
 
 @as_root
