@@ -76,9 +76,14 @@ class Layout:
         return self.root / "swept"
 
     @property
+    def pins(self) -> Path:
+        """Folder of pins: empty files named after plans that are about to get their name."""
+        return self.root / "pins"
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         """All folders directly below the root."""
-        others = (self.temporaries, self.locks, self.quarantine, self.swept)
+        others = (self.temporaries, self.locks, self.quarantine, self.swept, self.pins)
         return (*(self.root / name for name in KINDS.values()), *others)
 
     def entry(self, kind: Kind, name: str) -> Path:

@@ -32,7 +32,7 @@ def remove_entries(layout: Layout, doomed: Sequence[Name], find_kept: Callable[[
     doomed : sequence of (kind, name)
         What to remove, plans before their records and records before their blobs.
     find_kept : callable
-        Reads the store's references and returns what they need now.
+        Reads the store's references and pins and returns what they need now.
 
     Raises
     ------
@@ -41,12 +41,12 @@ def remove_entries(layout: Layout, doomed: Sequence[Name], find_kept: Callable[[
 
     Notes
     -----
-    For every batch a folder is made first. Then the references are read, the entries are moved into the folder, the
-    references are read again, and only then the entries are deleted or put back. A builder does the reverse: it sets
-    its reference and then has :func:`wait_for_sweeps` see to it that no folder is left. A collector whose folder was
-    made later reads the reference before it moves anything; one whose folder was there has either finished, or lost
-    the folder with all that was in it going back, and can move nothing any more. So once a builder is done, nothing
-    its plan needs is missing, and no clock, lock or kill changes that.
+    For every batch a folder is made first. Then references and pins are read, the entries are moved into the folder,
+    references and pins are read again, and only then the entries are deleted or put back. A builder does the reverse:
+    it pins its plan and then has :func:`wait_for_sweeps` see to it that no folder is left; after that it looks what is
+    there, and names the plan. A collector whose folder was made later reads the pin before it moves anything; one
+    whose folder was there has either finished, or lost the folder with all that was in it going back, and can move
+    nothing any more. So nothing that a named plan needs is missing, and no clock, lock or kill changes that.
     """
     for start in range(0, len(doomed), BATCH):
         folder = layout.swept / os.urandom(16).hex()

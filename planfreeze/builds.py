@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planfreeze.cache.store import Store
-from planfreeze.errors import StoreUnusable
-from planfreeze.holdings import publish_plan
+from planfreeze.holdings import name_plan, pinned_plans
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram, key_plan
 from planfreeze.outcomes import Outcome
 from planfreeze.plans import FrozenPlan, Plan, PlanEntry, freeze_families
 from planfreeze.slots import build_programs
 
 __all__ = ["BuildReport", "build_plans"]
-
-PUBLISH_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +73,22 @@ def build_plans(
     for outcome in unkeyed:
         on_outcome(outcome)
     outcomes: dict[str, Outcome] = {}
-    waiting = list(unique.values())
-    for _ in range(PUBLISH_ROUNDS):
+
+    def build(waiting: list[KeyedProgram]) -> list[FrozenPlan]:
+        """Compile what is missing; return the frozen plans of all that is complete."""
         for outcome in build_programs(waiting, store, jobs):
             assert isinstance(outcome.program, KeyedProgram)
             outcomes[outcome.program.key.digest] = outcome
             on_outcome(outcome)
-        frozen = [made for plan, planned in keyed if (made := freeze_plan(plan, planned, outcomes)) is not None]
-        roots = [publish_plan(plan, store) for plan in frozen]
-        # From here on names protect the entries. What a collector took away before is built again.
-        waiting = [program for key, program in unique.items() if is_vanished(outcomes[key], store)]
-        if not waiting and all(store.has_entry("plan", root) for root in roots):
-            break
-    else:
-        raise StoreUnusable(str(store.path), "entries are removed while they are published")
+        return [made for plan, planned in keyed if (made := freeze_plan(plan, planned, outcomes)) is not None]
+
+    frozen = build(list(unique.values()))
+    with pinned_plans(frozen, store):
+        # Until here a collector may have taken away what was found or built, since no plan with a name needed it.
+        vanished = [program for key, program in unique.items() if is_vanished(outcomes[key], store)]
+        frozen = build(vanished) if vanished else frozen
+        for plan in frozen:
+            name_plan(plan, store)
     return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=tuple(frozen))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planfreeze.cache.layout import Kind
+from planfreeze.cache.pins import list_pins
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
 from planfreeze.cache.sweeping import Name, remove_entries, remove_old_files, restore_swept
@@ -20,9 +21,7 @@ DAY_S = 86400.0
 # A size budget does not reach younger entries: a build publishes cubins and records long before their plan. Should
 # a build last longer, it finds out when it names its plan, and builds what is gone again.
 GRACE_S = 3600.0
-# A name whose plan is missing may be a builder's that waits for a sweep to end before it looks and puts it again.
-SETTLE_ROUNDS = 20
-SETTLE_STEP_S = 0.1
+SETTLE_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +143,8 @@ def collect(
     Notes
     -----
     A plan with a name keeps all it needs, whatever the budgets say; a plan that is kept without one does, too. Safe
-    beside builders, sessions and other collectors: a builder that names its plan meanwhile keeps or makes again what
-    it needs, and a session that opens a plan without a name finds it whole, or refuses it as missing.
+    beside builders, sessions and other collectors: a plan that has its name is whole at any moment, and a session that
+    opens a plan without a name finds it whole, or refuses it as missing.
     """
     now_s = time.time() if now_s is None else now_s
     age_limit_s = max_age_s if max_age_s is not None else DAY_S if max_bytes is None else float("inf")
@@ -166,13 +165,16 @@ def collect(
 
 
 def settle(store: Store) -> Census:
-    """Put back what other collectors have moved aside and take the census, again while one of them is in the way."""
+    """Put back what other collectors have moved aside and take the census.
+
+    A plan may lose its name and be collected while the census is taken: then it is taken again.
+    """
     for _ in range(SETTLE_ROUNDS):
         restore_swept(store.writable_layout())
         try:
             return take_census(store)
         except MissingEntry:
-            time.sleep(SETTLE_STEP_S)
+            continue
     restore_swept(store.writable_layout())
     return take_census(store)
 
@@ -233,27 +235,29 @@ def choose_oldest(
 
 
 def sweep(store: Store, census: Census, doomed: list[Name]) -> list[Name]:
-    """Remove what was chosen, unless a reference needs it by now."""
-    needed, known_refs = census.needed, census.refs
+    """Remove what was chosen, unless a reference or a pin needs it by now."""
+    layout = store.writable_layout()
+    needed, known_roots = census.needed, set(census.refs.values())
 
-    def find_kept() -> Iterable[Name]:
-        nonlocal needed, known_refs
-        refs = store.list_refs()
-        if refs == known_refs:
+    def find_kept() -> set[Name]:
+        nonlocal needed, known_roots
+        roots = {*store.list_refs().values(), *list_pins(layout)}
+        if roots <= known_roots:
             return needed
-        found = [find_named(root, store, census) for root in set(refs.values())]
+        found = [find_named(root, store, census) for root in roots - known_roots]
         if not all(holding is not None and holding.is_whole for holding in found):
-            return doomed  # a part of what a plan needs was moved aside, so nobody knows the rest: all of it stays
-        needed, known_refs = needed.union(*(holding.needed for holding in found if holding)), refs
+            return set(doomed)  # nobody knows yet what a plan needs that is being built: all of it stays
+        needed, known_roots = needed.union(*(holding.needed for holding in found if holding)), roots | known_roots
         return needed
 
-    return list(remove_entries(store.writable_layout(), doomed, lambda: set(find_kept())))
+    return list(remove_entries(layout, doomed, find_kept))
 
 
 def find_named(root: str, store: Store, census: Census) -> Holding | None:
-    """Return what a plan needs that got its name during the collection; None when it cannot be read now."""
-    if root in census.holdings:
-        return census.holdings[root]
+    """Return what a plan needs that got its name or pin since the census; None when it cannot be read now."""
+    known = census.holdings.get(root)
+    if known is not None and known.is_whole:
+        return known
     try:
         return find_holding(FrozenPlan.decode(store.get_plan(root)), store, is_partial=True)
     except MissingEntry:

@@ -1,19 +1,18 @@
-"""Holdings: the entries that a frozen plan needs of a store, and publishing a plan so that it has them all."""
+"""Holdings: the entries that a frozen plan needs of a store, and naming a plan so that it has them all."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planfreeze.cache.layout import Kind
+from planfreeze.cache.pins import pinned
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
-from planfreeze.cache.sweeping import wait_for_sweeps
-from planfreeze.errors import DamagedEntry, DamagedRecord, MissingEntry, OtherRecordFormat, StoreUnusable
+from planfreeze.errors import DamagedEntry, DamagedRecord, MissingEntry, OtherRecordFormat
 from planfreeze.plans import FrozenPlan
 from planfreeze.record import ProgramRecord
 
-__all__ = ["Holding", "find_holding", "list_plans", "publish_plan"]
-
-PUBLISH_ROUNDS = 8
+__all__ = ["Holding", "find_holding", "list_plans", "name_plan", "pinned_plans"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,22 +103,25 @@ def read_plans(store: ReadableStore, roots: Iterable[str]) -> Iterable[tuple[str
         yield root, data
 
 
-def publish_plan(plan: FrozenPlan, store: Store) -> str:
-    """Put a frozen plan and point its name to it; return its root digest. Put its records before.
-
-    Afterwards no collector removes what the plan needs. What one removed before has to be looked for, and put again.
+@contextlib.contextmanager
+def pinned_plans(plans: Iterable[FrozenPlan], store: Store) -> Iterator[None]:
+    """Keep collectors from what plans need while it is put and the plans are named; see :mod:`planfreeze.cache.pins`.
 
     Raises
     ------
     StoreUnusable
-        The store cannot be written, or the plan is taken away as often as it is put.
+        The store cannot be written.
     """
-    for _ in range(PUBLISH_ROUNDS):
-        root = store.put_plan(plan.encode())
-        try:
-            store.set_ref(plan.name, root)
-        except MissingEntry:
-            continue  # an old plan without a name, collected between the two steps
-        wait_for_sweeps(store.writable_layout())
-        return root
-    raise StoreUnusable(str(store.path), f"plan {root} is removed while it is published")
+    with pinned(store.writable_layout(), [plan.root for plan in plans]):
+        yield
+
+
+def name_plan(plan: FrozenPlan, store: Store) -> None:
+    """Put a frozen plan and point its name to it. Put its records before; inside :func:`pinned_plans` they stay.
+
+    Raises
+    ------
+    StoreUnusable
+        The store cannot be written.
+    """
+    store.set_ref(plan.name, store.put_plan(plan.encode()))

@@ -18,16 +18,13 @@ from planfreeze.errors import (
     MissingEntry,
     MissingPrograms,
     RecordsDiffer,
-    StoreUnusable,
     UnexpectedCubin,
 )
-from planfreeze.holdings import Holding, find_holding, publish_plan
+from planfreeze.holdings import Holding, find_holding, name_plan, pinned_plans
 from planfreeze.plans import FrozenPlan, PlanEntry
 from planfreeze.record import ProgramRecord
 
 __all__ = ["Packed", "pack_plans", "unpack_plans"]
-
-UNPACK_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +167,7 @@ def unpack_plans(plans: Sequence[FrozenPlan], pack: Pack, store: Store) -> None:
     RecordsDiffer
         The store has other records of the same keys; no plan is published.
     StoreUnusable
-        The store cannot be written, or is emptied as fast as it is filled.
+        The store cannot be written.
 
     Notes
     -----
@@ -179,17 +176,12 @@ def unpack_plans(plans: Sequence[FrozenPlan], pack: Pack, store: Store) -> None:
     """
     for plan in plans:
         prove_plan(plan, pack)
-    for _ in range(UNPACK_ROUNDS):
+    with pinned_plans(plans, store):
         differing = {key for plan in plans for key in put_programs(plan, pack, store)}
         if differing:
             raise RecordsDiffer(str(pack.path), str(store.path), tuple(sorted(differing)))
         for plan in plans:
-            publish_plan(plan, store)
-        # From here on the names protect the entries. What a collector took away before is put again.
-        held = [entry for plan in plans for entry in find_holding(plan, pack).entries]
-        if all(store.has_entry(kind, name) for kind, name in held):
-            return
-    raise StoreUnusable(str(store.path), "entries are removed while they are published")
+            name_plan(plan, store)
 
 
 def put_programs(plan: FrozenPlan, pack: Pack, store: Store) -> Iterator[str]:

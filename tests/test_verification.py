@@ -15,7 +15,7 @@ from planfreeze.cache.digest import digest_of
 from planfreeze.cache.pack import Pack
 from planfreeze.cache.store import Store
 from planfreeze.cli import app
-from planfreeze.errors import PlanfreezeError
+from planfreeze.errors import DamagedEntry, PlanfreezeError
 from planfreeze.packs import pack_plans
 from planfreeze.plans import FrozenPlan
 from planfreeze.record import ProgramRecord
@@ -329,11 +329,11 @@ def test_what_builders_and_collectors_do_meanwhile_is_no_damage(store, frozen, m
     blob, real = frozen.entries[0].blob, Store.get_blob
     calls = []
 
-    def torn_once(self: Store, digest: str) -> bytes:
+    def damaged_once(self: Store, digest: str) -> bytes:
         if digest == blob and not calls:
             calls.append(digest)
-            return real(self, frozen.entries[1].blob) and real(self, "0" * 64)
+            raise DamagedEntry(f"blob {digest}", "its place", "a builder is about to replace it")
         return real(self, digest)
 
-    monkeypatch.setattr(Store, "get_blob", torn_once)
+    monkeypatch.setattr(Store, "get_blob", damaged_once)
     assert facts(store) == [] and calls
