@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
+from planfreeze.cache.digest import is_digest
 from planfreeze.cache.files import NO_LINKS, make_folder, writing
-from planfreeze.cache.layout import KINDS, Kind, Layout
-from planfreeze.errors import InvalidEntryName
+from planfreeze.cache.layout import Kind, Layout
 
-__all__ = ["Name", "remove_entries", "remove_old_files", "restore_swept", "wait_for_sweeps"]
+__all__ = ["MOVED", "Name", "remove_entries", "remove_old_files", "restore_swept", "wait_for_sweeps"]
 
 Name = tuple[Kind, str]
 
+MOVED: tuple[Kind, ...] = ("plan", "record", "note", "blob")  # what names others goes first; a reference never does
 BATCH = 512
 SWEEP_PATTERN = re.compile("[0-9a-f]{32}")
 # A batch takes well under a second. A collector that was killed or stopped is not waited for any longer.
@@ -113,16 +114,19 @@ def undo_sweep(layout: Layout, folder: Path) -> int:
     restored = 0
     while folder.is_dir() and not folder.is_symlink():
         for place in list_folder(folder):
-            kind, _, name = place.name.partition("-")
-            try:
-                path = layout.entry(kind, name) if kind in KINDS else None
-            except InvalidEntryName:
-                path = None
+            path = find_origin(layout, place)
             if path is None:
                 return restored  # nothing a collector moved there: the folder is somebody else's
             restored += put_back(place, path)
         remove_if_empty(folder)
     return restored
+
+
+def find_origin(layout: Layout, place: Path) -> Path | None:
+    """Return where an entry lay before it was moved aside; None for what was never an entry."""
+    stated, _, name = place.name.partition("-")
+    kind = next((kind for kind in MOVED if kind == stated), None)
+    return layout.entry(kind, name) if kind is not None and is_digest(name) else None
 
 
 def list_folder(folder: Path) -> list[Path]:

@@ -5,18 +5,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planfreeze.cache.layout import Kind
 from planfreeze.cache.pins import list_pins
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
-from planfreeze.cache.sweeping import Name, remove_entries, remove_old_files, restore_swept
+from planfreeze.cache.sweeping import MOVED, Name, remove_entries, remove_old_files, restore_swept
 from planfreeze.errors import MissingEntry
 from planfreeze.holdings import Holding, find_holding, list_plans
 from planfreeze.plans import FrozenPlan
 
 __all__ = ["Census", "Collected", "collect", "take_census"]
 
-KINDS: tuple[Kind, ...] = ("plan", "record", "note", "blob")  # in the order of removal: what names others goes first
 DAY_S = 86400.0
 # A size budget does not reach younger entries: a build publishes cubins and records long before their plan. Should
 # a build last longer, it finds out when it names its plan, and builds what is gone again.
@@ -85,7 +83,7 @@ def take_census(store: ReadableStore) -> Census:
         if root not in plans:
             raise MissingEntry(f"plan {root}", str(store.path))
     holdings = {root: find_holding(plan, store, is_partial=True) for root, plan in plans.items()}
-    sizes = {(kind, entry.name): entry.size_bytes for kind in KINDS for entry in store.entries(kind)}
+    sizes = {(kind, entry.name): entry.size_bytes for kind in MOVED for entry in store.entries(kind)}
     return Census(refs=refs, holdings=holdings, sizes=sizes)
 
 
@@ -208,7 +206,7 @@ def choose(census: Census, ages: dict[Name, float], *, age_limit_s: float, max_b
     if max_bytes is not None:
         excess = census.total_bytes - census.size_of(doomed) - max_bytes
         doomed |= choose_oldest(census, ages, uses, kept, excess)
-    return sorted(doomed, key=lambda name: (KINDS.index(name[0]), name[1]))
+    return sorted(doomed, key=lambda name: (MOVED.index(name[0]), name[1]))
 
 
 def choose_oldest(

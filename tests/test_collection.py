@@ -427,7 +427,7 @@ def test_what_a_killed_collector_moved_aside_comes_back(store, stock):
 def test_planted_names_among_what_was_moved_aside_lead_nowhere(store, tmp_path):
     folder = store.layout.swept / ("0" * 32)
     folder.mkdir(parents=True)
-    for name in ("blob-..", "blob-x", f"tmp-{'0' * 64}", "ref-.hidden", "nonsense"):
+    for name in ("blob-..", "blob-x", f"tmp-{'0' * 64}", "ref-name", "nonsense"):
         (folder / name).write_bytes(b"")
     before = {str(path) for path in store.path.rglob("*")}
     assert restore_swept(store.layout) == 0

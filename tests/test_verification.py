@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from planfreeze import store_reports
 from planfreeze.builds import build_plans
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.pack import Pack
@@ -186,8 +187,7 @@ def test_a_pack_is_verified_like_a_store(built, frozen, tmp_path):
     assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("kind", ["blob", "record"])
-@pytest.mark.parametrize("is_gone", [False, True])
+@pytest.mark.parametrize(("kind", "is_gone"), [("blob", False), ("record", True)])
 def test_a_repair_builds_again_what_a_plan_lacks(store, frozen, toolchains, kind, is_gone):
     entry = frozen.entries[0]
     path = store.layout.entry(kind, entry.blob if kind == "blob" else entry.key)
@@ -312,6 +312,13 @@ def test_without_the_right_to_write_damage_is_reported_and_stays(store, frozen, 
         assert path.exists() and list((place / "quarantine").iterdir()) == []
     finally:
         shutil.rmtree(place)
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(built, monkeypatch, capsys):
+    monkeypatch.setattr(store_reports, "LINE_EVERY_S", 0.0)
+    with store_reports.verify_progress() as show:
+        verify(built.store, on_entry=show)
+    assert capsys.readouterr().err.splitlines()[-1] == "verified 6 of 6 entries"
 
 
 def test_what_cannot_be_read_is_no_damage(built, monkeypatch):
