@@ -4,21 +4,24 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from planfreeze.cache.claims import create_claimed, find_abandoned
+from planfreeze.cache.folders import make_folder, sync_folder
 from planfreeze.cache.layout import Layout
 from planfreeze.errors import DamagedEntry, StoreUnusable
 
 __all__ = [
     "NotPlainFile",
+    "flush_entries",
     "is_plain_file",
-    "make_folder",
     "publish_file",
     "publish_once",
     "quarantine_file",
     "read_file",
     "reading",
+    "remove_abandoned",
     "replace_file",
     "writing",
 ]
@@ -31,7 +34,8 @@ NO_LINKS = frozenset(
 READ_BYTES = 1 << 20
 STALE_READS = 3
 PUBLISH_ROUNDS = 8
-TEMPORARY_NAMES = 10_000
+# Temporaries of other hosts: nothing is written for so long, and who loses one all the same writes it again.
+FOREIGN_AGE_S = 86_400.0
 
 
 class NotPlainFile(Exception):
@@ -137,20 +141,7 @@ def publish_file(layout: Layout, path: Path, data: bytes) -> bool:
     Where the file system has no hard links, two writers that arrive together may both rename: the later one
     wins. Both wrote whole entries of the same name.
     """
-    with writing(layout, path, len(data)), temporary_file(layout, data) as temporary:
-        make_folder(path.parent)
-        try:
-            os.link(temporary, path, follow_symlinks=False)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            if os.path.lexists(path):
-                return False
-            temporary.rename(path)
-        sync_folder(path.parent)
-    return True
+    return place_file(layout, path, data, appear)
 
 
 def replace_file(layout: Layout, path: Path, data: bytes) -> None:
@@ -161,10 +152,41 @@ def replace_file(layout: Layout, path: Path, data: bytes) -> None:
     StoreUnusable
         The store cannot be written; the old content stands and no temporary file is left.
     """
-    with writing(layout, path, len(data)), temporary_file(layout, data) as temporary:
-        make_folder(path.parent)
-        temporary.replace(path)
-        sync_folder(path.parent)
+    place_file(layout, path, data, exchange)
+
+
+def place_file(layout: Layout, path: Path, data: bytes, move: Callable[[Path, Path], bool]) -> bool:
+    """Write a temporary file, flush it, move it to its place, flush the place; return what the move returned."""
+    with writing(layout, path, len(data)):
+        for _ in range(PUBLISH_ROUNDS):
+            # Not found: a cleaner of old files took the temporary or the folder. Both are made again.
+            with contextlib.suppress(FileNotFoundError), temporary_file(layout, data) as temporary:
+                make_entry_folder(layout, path.parent)
+                is_moved = move(temporary, path)
+                sync_folder(path.parent)
+                return is_moved
+    raise StoreUnusable(str(layout.root), f"{path} is removed while it is written", len(data))
+
+
+def appear(temporary: Path, path: Path) -> bool:
+    """Give a file its name unless something else has it."""
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if os.path.lexists(path):
+            return False
+        temporary.rename(path)
+    return True
+
+
+def exchange(temporary: Path, path: Path) -> bool:
+    """Give a file its name whoever has it."""
+    temporary.replace(path)
+    return True
 
 
 def quarantine_file(layout: Layout, path: Path, reason: str) -> Path | None:
@@ -191,55 +213,51 @@ def quarantine_file(layout: Layout, path: Path, reason: str) -> Path | None:
 def temporary_file(layout: Layout, data: bytes) -> Iterator[Path]:
     """Write ``data`` to a file nobody else has open, flushed; remove it in the end unless it was renamed."""
     make_folder(layout.temporaries)
-    path, handle = create_exclusively(layout.temporaries)
+    path, handle = create_claimed(layout.temporaries)
     try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(handle, view) :]
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
         yield path
     finally:
-        # The entry is published or refused by now: a file server that is busy with the temporary name
-        # (EBUSY, ESTALE) changes neither, and the collector removes what is left.
+        # The entry is published or refused by now: a file server that is busy with the temporary name (EBUSY,
+        # ESTALE) changes neither, and a later builder removes what is left. It is closed first, since network
+        # file systems keep what is unlinked while it is open.
+        with contextlib.suppress(OSError):
+            os.close(handle)
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
-def create_exclusively(folder: Path) -> tuple[Path, int]:
-    """Create a new file, counting up until the name is free, so that equal random numbers do no harm."""
-    token = os.urandom(16).hex()
-    for attempt in range(TEMPORARY_NAMES):
-        path = folder / f"{token}-{attempt}"
-        with contextlib.suppress(FileExistsError):
-            # 0o666: the umask and a set-gid folder decide who may read, as for every other file.
-            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-    raise FileExistsError(errno.EEXIST, "no free temporary name", str(folder))
+def remove_abandoned(layout: Layout) -> None:
+    """Remove the temporary files of dead builders; what cannot be removed is left for the next one."""
+    for path in find_abandoned(layout.temporaries, foreign_age_s=FOREIGN_AGE_S):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder if it is not there, flushed to disk, with the mode the umask gives."""
-    if path.is_dir():
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a folder's list of names to disk, where the file system can."""
+def make_entry_folder(layout: Layout, folder: Path) -> None:
+    """Make a folder below the root; what lies in its place or above it and is no folder is quarantined."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return  # a folder that may be written and not read cannot be flushed
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+        make_folder(folder)
+    except (FileExistsError, NotADirectoryError):
+        if folder == layout.root or folder in layout.quarantine.parents or folder == layout.quarantine:
             raise
-    finally:
-        os.close(handle)
+        make_entry_folder(layout, folder.parent)
+        if not folder.is_dir():
+            quarantine_file(layout, folder, "not a folder")
+            make_folder(folder)
+
+
+def flush_entries(layout: Layout, paths: Iterable[Path]) -> None:
+    """Flush the names of entries and of all folders above them: who published them may not have come so far yet."""
+    with writing(layout, layout.root, 0):
+        for folder in {folder for path in paths for folder in path.parents}:
+            # A folder that is gone holds no names.
+            with contextlib.suppress(FileNotFoundError):
+                if folder.is_relative_to(layout.root):
+                    sync_folder(folder)
 
 
 @contextlib.contextmanager

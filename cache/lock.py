@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planfreeze.cache.digest import check_digest
-from planfreeze.cache.files import make_folder
+from planfreeze.cache.folders import make_folder
 from planfreeze.cache.layout import Layout
 from planfreeze.errors import KeyLocked
 
 __all__ = ["lock_key"]
+
+LOOK_AGAIN_S = 0.02
+# What flock says of a lock that another one holds, and what stat says of a lock file that was just removed.
+HELD = frozenset({errno.EAGAIN, errno.EACCES, errno.ENOENT})
 
 
 @contextlib.contextmanager
@@ -38,54 +42,50 @@ def lock_key(layout: Layout, key: str, timeout_s: float) -> Iterator[bool]:
     Publishing needs no lock: without one, two builders at worst do the same work twice. The operating system
     frees the lock with its process. The holder's name is advice only; it may be gone or outdated.
     """
-    # Imported late: it costs 11 ms, and a reader never locks.
-    from filelock import FileLock, Timeout
-
     path = layout.locks / check_digest(key)[:2]
     holder_path = path.with_name(f"{path.name}.holder")
-    lock = FileLock(path)
     started = time.monotonic()
-    try:
-        can_lock = has_locks(layout.locks)
-        if can_lock:
-            lock.acquire(timeout=timeout_s)
+    with contextlib.ExitStack() as opened:
+        while (state := lock_file(path, opened)) == "held":
+            waited_s = time.monotonic() - started
+            if waited_s >= timeout_s:
+                raise KeyLocked(key, str(layout.root), read_holder(holder_path), waited_s)
+            time.sleep(LOOK_AGAIN_S)
+        if state == "locked":
             write_holder(holder_path)
-    except Timeout as error:
-        waited_s = time.monotonic() - started
-        raise KeyLocked(key, str(layout.root), read_holder(holder_path), waited_s) from error
-    except (OSError, NotImplementedError):
-        # No lock daemon, a stale handle, a foreign or read-only lock file: go on, the lock only saves work.
-        can_lock = lock.is_locked
+        yield state == "locked"
+
+
+def lock_file(path: Path, opened: contextlib.ExitStack) -> str:
+    """Try to lock a file once, until ``opened`` is closed: "locked", "held" by another one, or "impossible"."""
+    handle = -1
     try:
-        yield can_lock
-    finally:
-        lock.release()
-
-
-def has_locks(folder: Path) -> bool:
-    """Tell whether the file system implements flock.
-
-    Where it does not, filelock may fall back to a marker file, which outlives a killed holder.
-    """
-    make_folder(folder)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        make_folder(path.parent)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Removed in the meantime: the next one would lock another file of this name.
+        is_there = os.path.samestat(path.lstat(), os.fstat(handle))
     except OSError as error:
-        return error.errno in (errno.EAGAIN, errno.EACCES)
-    finally:
+        # No lock daemon, a stale handle, a foreign or read-only file: go on, the lock only saves work.
+        close(handle)
+        return "held" if error.errno in HELD and handle >= 0 else "impossible"
+    opened.callback(close, handle)
+    return "locked" if is_there else "held"
+
+
+def close(handle: int) -> None:
+    """Close a file, which frees its lock, whatever the system says of it."""
+    with contextlib.suppress(OSError):
         os.close(handle)
-    return True
 
 
 def write_holder(path: Path) -> None:
-    """Note who holds the lock, for those who wait in vain."""
+    """Note who holds the lock, for those who wait in vain; a name that cannot be noted is not missed."""
     text = f"process {os.getpid()} on {socket.gethostname()}"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+        opened.callback(os.close, handle)
         os.write(handle, text.encode())
-    finally:
-        os.close(handle)
 
 
 def read_holder(path: Path) -> str:

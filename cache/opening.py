@@ -1,6 +1,7 @@
 """Finding and making a store: the format file makes a folder a store."""
 
-from planfreeze.cache.files import NotPlainFile, make_folder, publish_file, read_file, writing
+from planfreeze.cache.files import NotPlainFile, publish_file, read_file, writing
+from planfreeze.cache.folders import make_folder
 from planfreeze.cache.layout import CACHEDIR_TAG, FORMAT_TEXT, Layout, check_format
 from planfreeze.errors import DamagedStore, StoreUnusable
 

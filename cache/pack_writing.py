@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from planfreeze.cache.files import sync_folder
+from planfreeze.cache.folders import sync_folder
 from planfreeze.cache.pack_index import PackIndex
 from planfreeze.errors import PackUnwritable
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from planfreeze.cache.digest import check_digest
-from planfreeze.cache.files import make_folder, writing
+from planfreeze.cache.files import writing
+from planfreeze.cache.folders import make_folder
 from planfreeze.cache.layout import Layout
 from planfreeze.cache.sweeping import wait_for_sweeps
 

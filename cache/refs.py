@@ -1,7 +1,7 @@
 """References: names that point to plans, the only entries of a store that are ever replaced."""
 
 from planfreeze.cache.digest import check_digest, is_digest
-from planfreeze.cache.files import is_plain_file, read_file, reading, replace_file
+from planfreeze.cache.files import flush_entries, is_plain_file, quarantine_file, read_file, reading, replace_file
 from planfreeze.cache.layout import KINDS, REF_PATTERN, Layout
 from planfreeze.errors import DamagedEntry, MissingEntry
 
@@ -11,6 +11,8 @@ __all__ = ["get_ref", "list_refs", "set_ref"]
 def set_ref(layout: Layout, name: str, root: str) -> None:
     """Point ``name`` to a plan in one step; nothing is written when it points there already.
 
+    What lies in its place and is no file is quarantined.
+
     Raises
     ------
     MissingEntry
@@ -18,14 +20,18 @@ def set_ref(layout: Layout, name: str, root: str) -> None:
     StoreUnusable
         The store cannot be written; the reference points where it did.
     """
-    path = layout.entry("ref", name)
-    if not is_plain_file(layout.entry("plan", root)):
+    path, plan = layout.entry("ref", name), layout.entry("plan", root)
+    if not is_plain_file(plan):
         raise MissingEntry(f"plan {root}", str(layout.root))
     content = f"{check_digest(root)}\n".encode()
     with reading(layout, path, f"reference {name}"):
-        is_set = is_plain_file(path) and read_file(path) == content
-    if not is_set:
-        replace_file(layout, path, content)
+        present = read_file(path) if is_plain_file(path) else None
+    if present == content:
+        return
+    if present is None and path.is_dir() and not path.is_symlink():
+        quarantine_file(layout, path, "not a plain file")  # nothing else keeps a file from taking its place
+    flush_entries(layout, [plan])
+    replace_file(layout, path, content)
 
 
 def get_ref(layout: Layout, name: str) -> str | None:

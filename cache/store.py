@@ -3,18 +3,14 @@
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from planfreeze.cache import blobs, records, refs
 from planfreeze.cache.digest import is_digest
-from planfreeze.cache.files import (
-    is_plain_file,
-    quarantine_file,
-    reading,
-)
+from planfreeze.cache.files import flush_entries, is_plain_file, quarantine_file, reading, remove_abandoned
 from planfreeze.cache.layout import REF_PATTERN, Kind, Layout
 from planfreeze.cache.lock import lock_key
 from planfreeze.cache.opening import create, has_format
@@ -65,7 +61,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str, *, writable: bool = False, is_trusted: bool = False) -> Self:
-        """Open a store; a builder (``writable``) makes it when there is none.
+        """Open a store; a builder (``writable``) makes it when there is none and tidies up after killed ones.
 
         Raises
         ------
@@ -92,6 +88,8 @@ class Store:
             info = layout.root.stat()
             owner = f"owner {info.st_uid}, mode {stat.S_IMODE(info.st_mode):o}"
             raise StoreUnusable(str(path), f"user {os.geteuid()} cannot write to it ({owner})")
+        if writable:
+            remove_abandoned(layout)
         return cls(path=path, layout=layout, is_writable=writable, is_trusted=is_trusted)
 
     def check_trust(self) -> None:
@@ -184,6 +182,19 @@ class Store:
             It is not there; it does not have its digest or is not a plain file.
         """
         return blobs.get_content(self.layout, "plan", root)
+
+    def flush(self, kind: Kind, names: Iterable[str]) -> None:
+        """Flush the names of entries that were found, before something that relies on them is published.
+
+        Their builders may have been about to do so: after a loss of power the entries would be gone.
+
+        Raises
+        ------
+        StoreUnusable
+            The store cannot be written, or was opened for reading.
+        """
+        layout = self.writable_layout()
+        flush_entries(layout, [layout.entry(kind, name) for name in names])
 
     def set_ref(self, name: str, root: str) -> None:
         """Point a name to a plan of this store, in one step.

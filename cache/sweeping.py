@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from planfreeze.cache.digest import is_digest
-from planfreeze.cache.files import NO_LINKS, make_folder, writing
+from planfreeze.cache.files import NO_LINKS, writing
+from planfreeze.cache.folders import make_folder
 from planfreeze.cache.layout import Kind, Layout
 
 __all__ = ["MOVED", "Name", "remove_entries", "remove_old_files", "restore_swept", "wait_for_sweeps"]

@@ -1,6 +1,6 @@
 """Builds: find what plans lack in a store, have it compiled and published, freeze the plans."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def build_plans(
         vanished = [program for key, program in unique.items() if is_vanished(outcomes[key], store)]
         frozen = build(vanished) if vanished else frozen
         for plan in frozen:
-            name_plan(plan, store)
+            name_plan(plan, blobs_of(plan, outcomes), store)
     return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=tuple(frozen))
 
 
@@ -97,8 +97,13 @@ def is_vanished(outcome: Outcome, store: Store) -> bool:
     if outcome.record is None:
         return False
     assert isinstance(outcome.program, KeyedProgram)
-    blobs = (outcome.record.blob, *(digest for _, digest in outcome.record.companions))
-    return not (store.has_record(outcome.program.key.digest) and all(map(store.has_blob, blobs)))
+    return not (store.has_record(outcome.program.key.digest) and all(map(store.has_blob, outcome.record.blobs)))
+
+
+def blobs_of(plan: FrozenPlan, outcomes: Mapping[str, Outcome]) -> set[str]:
+    """Return the digests of all blobs that the programs of a complete plan need."""
+    records = (outcomes[entry.key].record for entry in plan.entries)
+    return {digest for record in records if record is not None for digest in record.blobs}
 
 
 def freeze_plan(

@@ -116,12 +116,17 @@ def pinned_plans(plans: Iterable[FrozenPlan], store: Store) -> Iterator[None]:
         yield
 
 
-def name_plan(plan: FrozenPlan, store: Store) -> None:
-    """Put a frozen plan and point its name to it. Put its records before; inside :func:`pinned_plans` they stay.
+def name_plan(plan: FrozenPlan, blobs: Iterable[str], store: Store) -> None:
+    """Put a frozen plan and point its name to it. Put its records and ``blobs`` before, inside :func:`pinned_plans`.
+
+    All that it needs is on disk by then, also what other builders put and may not have flushed yet.
 
     Raises
     ------
     StoreUnusable
         The store cannot be written.
     """
+    if not store.has_entry("plan", plan.root):
+        store.flush("record", [entry.key for entry in plan.entries])
+        store.flush("blob", blobs)
     store.set_ref(plan.name, store.put_plan(plan.encode()))

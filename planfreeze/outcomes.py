@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planfreeze.cache.digest import digest_of
-from planfreeze.cache.store import Store
+from planfreeze.cache.store import PutResult, Store
 from planfreeze.compilers import CompiledProgram
 from planfreeze.errors import (
     CompileFailed,
@@ -15,6 +15,7 @@ from planfreeze.errors import (
     DamagedRecord,
     InvalidCubin,
     MissingEntry,
+    StoreUnusable,
     UnexpectedCubin,
     WrongArch,
 )
@@ -34,16 +35,20 @@ class Outcome:
     ----------
     program : KeyedProgram or UnkeyedProgram
         The program; without a key when its text cannot be read.
+    status : str
+        "waiting" comes before another outcome of the same program: another builder is at work on it.
     seconds : float
-        Time the compile took.
+        Time the compile took, or the wait so far.
     record_digest : str
         Digest of the record; empty where there is none.
     size_bytes : int
         Size of the cubin.
+    reason : str
+        Why it failed, or who is waited for.
     """
 
     program: KeyedProgram | UnkeyedProgram
-    status: Literal["compiled", "reused", "failed"]
+    status: Literal["compiled", "reused", "failed", "waiting"]
     seconds: float = 0.0
     record: ProgramRecord | None = None
     record_digest: str = ""
@@ -90,10 +95,7 @@ def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outc
     except (CompileFailed, InvalidCubin, UnexpectedCubin, WrongArch) as error:
         return Outcome(program=program, status="failed", seconds=time.monotonic() - started, reason=str(error))
     seconds = time.monotonic() - started
-    store.put_blob(compiled.cubin)
-    for _, content in compiled.companions:
-        store.put_blob(content)
-    published = store.put_record(program.key.digest, record.encode())
+    published = publish_program(program, compiled, record, store)
     if published.outcome == "different":
         reason = f"record {published.offered} differs from {published.digest}, stored for the same inputs"
         return Outcome(program=program, status="failed", seconds=seconds, reason=f"not reproducible: {reason}")
@@ -106,6 +108,24 @@ def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outc
         record_digest=published.digest,
         size_bytes=len(compiled.cubin),
     )
+
+
+def publish_program(program: KeyedProgram, compiled: CompiledProgram, record: ProgramRecord, store: Store) -> PutResult:
+    """Publish the cubin and its companions, then the record.
+
+    Raises
+    ------
+    StoreUnusable
+        The store cannot be written; the error names the program and its key.
+    """
+    try:
+        store.put_blob(compiled.cubin)
+        for _, content in compiled.companions:
+            store.put_blob(content)
+        return store.put_record(program.key.digest, record.encode())
+    except StoreUnusable as error:
+        reason = f"{program.name} with key {program.key.digest} is not stored: {error.reason}"
+        raise StoreUnusable(error.store, reason, error.needed_bytes) from error
 
 
 def make_record(program: KeyedProgram, compiled: CompiledProgram) -> ProgramRecord:

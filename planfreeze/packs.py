@@ -181,7 +181,7 @@ def unpack_plans(plans: Sequence[FrozenPlan], pack: Pack, store: Store) -> None:
         if differing:
             raise RecordsDiffer(str(pack.path), str(store.path), tuple(sorted(differing)))
         for plan in plans:
-            name_plan(plan, store)
+            name_plan(plan, find_holding(plan, pack).blobs, store)
 
 
 def put_programs(plan: FrozenPlan, pack: Pack, store: Store) -> Iterator[str]:

@@ -47,6 +47,11 @@ class ProgramRecord:
     static_shared_bytes: int
     companions: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Digests of all blobs that the program needs, the cubin first."""
+        return (self.blob, *(digest for _, digest in self.companions))
+
     def encode(self) -> bytes:
         """Return the canonical bytes: msgpack of [format, [[field, value], ...]] in declared order."""
         stated = [[f.name, encode_value(getattr(self, f.name))] for f in fields(self)]

@@ -122,17 +122,26 @@ def build_progress(total: int) -> Iterator[Callable[["Outcome"], None]]:
         task = bar.add_task("build", total=total)
 
         def advance(outcome: "Outcome") -> None:
-            bar.update(task, advance=1, description=f"{outcome.status} {outcome.program.payload.family_name}")
+            is_done = outcome.status != "waiting"
+            description = f"{outcome.status} {outcome.program.payload.family_name}"
+            bar.update(task, advance=is_done, description=description if is_done else describe_wait(outcome))
 
         yield advance
 
 
 def print_outcome(outcome: "Outcome") -> None:
     """Print one outcome as a line; programs that were there already are not worth one."""
-    if outcome.status != "reused":
+    if outcome.status == "waiting":
+        sys.stderr.write(f"{describe_wait(outcome)}\n")
+    elif outcome.status != "reused":
         sys.stderr.write(
             f"{outcome.status} {outcome.program.name} {outcome.program.target.arch} {outcome.seconds:.2f} s\n"
         )
+
+
+def describe_wait(outcome: "Outcome") -> str:
+    """Say who holds a program and for how long that has been waited for."""
+    return f"waiting {outcome.seconds:.0f} s for {outcome.reason}, which holds {outcome.program.name}"
 
 
 def replay_json(replays: Sequence["Replay"], guard: Mapping[str, str]) -> dict[str, Any]:

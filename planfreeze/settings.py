@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planfreeze.errors import InvalidSetting
+from planfreeze.errors import HomeMissing, InvalidSetting
 
-__all__ = ["Settings", "read_settings", "store_path", "user_cache"]
+__all__ = ["Settings", "read_settings", "store_path", "toolchain_cache", "user_cache"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,41 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def store_path(settings: Settings) -> Path:
-    """Return the store: the one that is set, else one in the user's cache directory."""
+    """Return the store: the one that is set, else one in the user's cache directory.
+
+    Raises
+    ------
+    HomeMissing
+        None is set and the user has no home.
+    """
     return settings.store or user_cache() / "store"
 
 
+def toolchain_cache() -> Path:
+    """Return the directory that remembers compiler fingerprints; where there is no home, one that keeps nothing."""
+    try:
+        return user_cache() / "toolchains"
+    except HomeMissing:
+        return Path(os.devnull, "toolchains")
+
+
 def user_cache() -> Path:
-    """Return the user's cache directory of planfreeze."""
+    """Return the user's cache directory of planfreeze.
+
+    Raises
+    ------
+    HomeMissing
+        The user has no home, as an arbitrary user of a container.
+    """
     from platformdirs import user_cache_path  # slow to import, needed only without PLANFREEZE_STORE
 
-    return user_cache_path("planfreeze")
+    try:
+        path = user_cache_path("planfreeze")
+    except RuntimeError as error:
+        raise HomeMissing(os.geteuid()) from error
+    if not path.is_absolute():  # what older versions of platformdirs make of a home that is not there
+        raise HomeMissing(os.geteuid())
+    return path
 
 
 def read_switch(environ: Mapping[str, str], name: str, default: str) -> bool:

@@ -19,10 +19,14 @@ __all__ = ["build_programs"]
 # it can be stopped and does not miss another program that is finished first.
 LOCK_TIMEOUT_S = 600.0
 LOCK_STEP_S = 0.5
+TELL_S = 10.0  # how often it says so meanwhile
 
 
 def build_programs(programs: list[KeyedProgram], store: Store, jobs: int) -> Iterator[Outcome]:
-    """Yield an outcome for every program: stored ones first, then as they are compiled."""
+    """Yield an outcome for every program: stored ones first, then as they are compiled.
+
+    A program that another builder is at work on has outcomes that say so before its last one.
+    """
     missing: deque[KeyedProgram] = deque()
     for program in programs:
         stored = find_stored(program, store)
@@ -41,10 +45,12 @@ def build_programs(programs: list[KeyedProgram], store: Store, jobs: int) -> Ite
     for slot in slots:
         slot.start()
     try:
-        for _ in range(len(missing)):
+        left = len(missing)
+        while left:
             outcome = outcomes.get()
             if isinstance(outcome, BaseException):
                 raise outcome
+            left -= outcome.status != "waiting"
             yield outcome
     finally:
         board.stop()
@@ -59,6 +65,7 @@ class Board:
         self._waiting: deque[tuple[KeyedProgram, float | None]] = deque((program, None) for program in missing)
         self._aside: deque[tuple[KeyedProgram, float | None]] = deque()
         self._workers: set[Worker] = set()
+        self._told: dict[str, float] = {}
         self._lock = threading.Lock()
         self.is_stopped = False
 
@@ -72,10 +79,14 @@ class Board:
             waiting.remove(chosen)
             return chosen
 
-    def put_aside(self, program: KeyedProgram, since: float) -> None:
-        """Leave a program for later that another builder is at work on."""
+    def put_aside(self, program: KeyedProgram, since: float, now: float) -> bool:
+        """Leave a program for later that another builder is at work on; tell whether it is time to say so."""
         with self._lock:
             self._aside.append((program, since))
+            is_due = now - self._told.get(program.key.digest, -TELL_S) >= TELL_S
+            if is_due:
+                self._told[program.key.digest] = now
+            return is_due
 
     def start_worker(self, target: Target) -> Worker:
         """Start a compile process unless the build was stopped."""
@@ -153,7 +164,10 @@ def run_slot(board: Board, store: Store, outcomes: "queue.SimpleQueue[Outcome | 
                 now = time.monotonic()
                 since = now if since is None else since
                 if now - since < LOCK_TIMEOUT_S:
-                    board.put_aside(program, since)
+                    if board.put_aside(program, since, now):
+                        outcomes.put(
+                            Outcome(program=program, status="waiting", seconds=now - since, reason=error.holder)
+                        )
                     continue
                 locked = KeyLocked(error.key, error.store, error.holder, now - since)
                 outcome = Outcome(program=program, status="failed", reason=str(locked))

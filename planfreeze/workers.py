@@ -23,6 +23,7 @@ from planfreeze.errors import CompileFailed, PlanfreezeError, WorkerDied
 from planfreeze.family import Definition, LaunchInfo, TritonSource, load_family
 from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.payload import Payload
+from planfreeze.scratch import ScratchFolder
 from planfreeze.sources import Sources, load_exactly
 from planfreeze.target import Target, target
 
@@ -58,12 +59,13 @@ class Worker:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self._folder = tempfile.TemporaryDirectory(prefix="planfreeze-worker-")
-        Path(self._folder.name, DUMPS).mkdir()
+        self._scratch = ScratchFolder()
+        (self._scratch.path / DUMPS).mkdir()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "planfreeze.workers"],
-            env=worker_environment(target, self._folder.name),
-            cwd=self._folder.name,
+            env=worker_environment(target, str(self._scratch.path)),
+            cwd=self._scratch.path,
+            pass_fds=(self._scratch.handle,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -122,7 +124,7 @@ class Worker:
             self._process.stdin.close()
         self._process.stdout.close()
         self._log.close()
-        self._folder.cleanup()
+        self._scratch.close()
 
     def _read_log(self, start: int) -> str:
         self._log.seek(start)

@@ -24,7 +24,7 @@ LAYERS = (
     ("models",),
     ("plans",),
     ("resolve", "explanations", "compilers", "holdings"),
-    ("device", "binding", "workers", "programs", "guard", "processes", "keyed", "verification"),
+    ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
     ("outcomes", "slots", "builds", "sessions", "replays", "packs", "collection", "repairs"),
     ("process_session", "reports", "store_reports", "cli"),
 )

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from planfreeze.elf import read_cubin
 from planfreeze.keyed import key_plan
 from planfreeze.plans import FrozenPlan
 from planfreeze.record import ProgramRecord
+from planfreeze.reports import describe_wait, print_outcome
 from planfreeze.slots import build_programs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -295,10 +297,13 @@ def test_builder_waits_for_another_one_and_takes_its_program(built, build, toys,
     key = built.keyed[0].key.digest
     outcome = built.report.outcomes[0]
     told = threading.Event()
-    reports = []
+    reports, waits = [], []
+
+    def hear(outcome):
+        waits.append(outcome) if outcome.status == "waiting" else told.set()
 
     def run():
-        reports.append(build(empty, built.plan, on_outcome=lambda outcome: told.set()))
+        reports.append(build(empty, built.plan, on_outcome=hear))
 
     with empty.lock_key(key, timeout_s=1):
         builder = threading.Thread(target=run)
@@ -308,6 +313,19 @@ def test_builder_waits_for_another_one_and_takes_its_program(built, build, toys,
         empty.put_record(key, built.store.get_record(key))
     builder.join(60)
     assert statuses(reports[0]) == ["reused", "compiled"]
+    assert waits and {wait.program.key.digest for wait in waits} == {key}
+    assert f"process {os.getpid()} on " in describe_wait(waits[0]) and built.keyed[0].name in describe_wait(waits[0])
+
+
+def test_builder_that_waits_says_so_every_so_often(built, build, empty, monkeypatch, capsys):
+    monkeypatch.setattr(slots, "LOCK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(slots, "LOCK_STEP_S", 0.02)
+    monkeypatch.setattr(slots, "TELL_S", 0.2)
+    with empty.lock_key(built.keyed[0].key.digest, timeout_s=1):
+        report = build(empty, built.plan, on_outcome=print_outcome)
+    assert statuses(report) == ["failed", "compiled"]
+    waits = [line for line in capsys.readouterr().err.splitlines() if line.startswith("waiting ")]
+    assert 1 <= len(waits) <= 4
 
 
 def test_builder_that_waited_in_vain_names_the_holder(built, build, empty, monkeypatch):
@@ -436,7 +454,7 @@ def test_two_checkouts_at_different_paths_build_the_same_plan(interpreter, toolc
 def test_other_python_versions_build_the_same_blobs(built, interpreter, tmp_path, name):
     toolchain = dict(built.keyed[0].key.parts)["toolchain"].decode()
     executable = shutil.which(name) or name
-    probe = [executable, "-c", "import cutlass, filelock, msgpack, triton; print(triton.__version__)"]
+    probe = [executable, "-c", "import cutlass, msgpack, triton; print(triton.__version__)"]
     try:
         version = subprocess.run(probe, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

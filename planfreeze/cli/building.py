@@ -59,7 +59,7 @@ def build_command(
 
     from planfreeze import reports
     from planfreeze.builds import build_plans
-    from planfreeze.settings import user_cache
+    from planfreeze.settings import toolchain_cache
 
     with exit_codes():
         plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids)
@@ -72,7 +72,7 @@ def build_command(
                 plans,
                 opened,
                 jobs=jobs or len(os.sched_getaffinity(0)),
-                toolchains=user_cache() / "toolchains",
+                toolchains=toolchain_cache(),
                 on_outcome=show,
             )
         print_result(reports.build_json(report) if as_json else None, lambda: reports.build_table(report))

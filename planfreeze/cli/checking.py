@@ -82,14 +82,13 @@ def explain_command(
     """
     from planfreeze import reports
     from planfreeze.explanations import explain
-    from planfreeze.settings import user_cache
+    from planfreeze.settings import toolchain_cache
     from planfreeze.target import ARCHS, target
 
     with exit_codes():
         opened = open_store(store, writable=False)
         explained = [
-            explain(family, fields or [], target(name), opened, toolchains=user_cache() / "toolchains")
-            for name in arch or ARCHS
+            explain(family, fields or [], target(name), opened, toolchains=toolchain_cache()) for name in arch or ARCHS
         ]
         print_result(
             reports.explanation_json(explained) if as_json else None,

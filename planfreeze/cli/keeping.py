@@ -35,7 +35,7 @@ def verify_command(
     from planfreeze.errors import DamagedEntries
     from planfreeze.repairs import repair as repair_store
     from planfreeze.resolve import PlanReference, find_plan
-    from planfreeze.settings import user_cache
+    from planfreeze.settings import toolchain_cache
     from planfreeze.verification import quarantine, verify
 
     with exit_codes():
@@ -48,7 +48,7 @@ def verify_command(
             if problems and writable is not None:
                 problems = quarantine(problems, writable)
                 if repair:
-                    jobs, toolchains = len(os.sched_getaffinity(0)), user_cache() / "toolchains"
+                    jobs, toolchains = len(os.sched_getaffinity(0)), toolchain_cache()
                     repaired = repair_store(problems, writable, jobs=jobs, toolchains=toolchains)
                     left = verify(opened, wanted, on_entry=show).problems
         print_result(

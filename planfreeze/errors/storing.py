@@ -7,6 +7,7 @@ __all__ = [
     "DamagedPlan",
     "DamagedRecord",
     "DamagedStore",
+    "HomeMissing",
     "InvalidEntryName",
     "KeyLocked",
     "MissingEntry",
@@ -46,6 +47,22 @@ class StoreMissing(PlanfreezeError):
 
     def __str__(self) -> str:
         return f"there is no store at {self.store}. Reading never makes one. Run: planfreeze build --store {self.store}"
+
+
+class HomeMissing(PlanfreezeError):
+    """No store was named and the user has no home to keep one in."""
+
+    exit_code = 6
+
+    def __init__(self, uid: int) -> None:
+        super().__init__(uid)
+        self.uid = uid
+
+    def __str__(self) -> str:
+        return (
+            f"user {self.uid} has no home directory. Without one there is no default place for a store. "
+            f"Name one: planfreeze build --store DIR, or set PLANFREEZE_STORE"
+        )
 
 
 class StoreTooNew(PlanfreezeError):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from planfreeze.cache.claims import read_kernel_mark
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.store import Store
 from planfreeze.errors import StoreUnusable
@@ -163,7 +164,7 @@ def test_a_planted_link_at_the_temporary_name_is_not_written_through(
     victim.write_bytes(b"precious")
     monkeypatch.setattr(os, "urandom", bytes)
     for attempt in range(3):
-        (store.layout.temporaries / f"{'0' * 32}-{attempt}").symlink_to(victim)
+        (store.layout.temporaries / f"{read_kernel_mark()}-{'0' * 32}-{attempt}").symlink_to(victim)
     assert store.get_blob(store.put_blob(b"data")) == b"data"
     assert victim.read_bytes() == b"precious"
 
