@@ -362,6 +362,7 @@ def test_a_plan_that_gets_its_name_between_a_look_at_the_pins_and_one_at_the_ref
             if len(looks) == 1:
                 store.set_ref(plan.name, plan.root)
                 pin.__exit__(None, None, None)
+            assert is_whole(store, plan), "at every moment, not only in the end"
             return found
 
         return read
