@@ -239,7 +239,9 @@ def sweep(store: Store, census: Census, doomed: list[Name]) -> list[Name]:
 
     def find_kept() -> set[Name]:
         nonlocal needed, known_roots
-        roots = {*store.list_refs().values(), *list_pins(layout)}
+        # Pins first: a builder sets its reference before it takes its pin away, so one of the two is seen.
+        pins = list_pins(layout)
+        roots = pins.union(store.list_refs().values())
         if roots <= known_roots:
             return needed
         found = [find_named(root, store, census) for root in roots - known_roots]

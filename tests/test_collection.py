@@ -343,6 +343,40 @@ def test_a_plan_that_is_pinned_keeps_all_it_needs_and_one_that_is_not_there_yet_
     assert collect(store).removed and not store.has_entry("plan", old.root)
 
 
+def test_a_plan_that_gets_its_name_between_a_look_at_the_pins_and_one_at_the_references_stays(
+    store, stock, monkeypatch
+):
+    """Its builder has waited for sweeps before this one began, so nothing else would save it."""
+    plan = stock.publish(store, "old", ["a"], companions=("launcher.so",))
+    unname(store, plan)
+    stock.publish(store, "named", ["z"])
+    stock.age(store, 9)
+    pin = pinned_plans([plan], store)
+    pin.__enter__()
+    looks: list[str] = []
+
+    def look(name, real):
+        def read(*arguments):
+            found = real(*arguments)
+            looks.append(name)
+            if len(looks) == 1:
+                store.set_ref(plan.name, plan.root)
+                pin.__exit__(None, None, None)
+            assert is_whole(store, plan), "at every moment, not only in the end"
+            return found
+
+        return read
+
+    def remove(layout, doomed, find_kept):
+        monkeypatch.setattr(Store, "list_refs", look("references", Store.list_refs))
+        monkeypatch.setattr("planfreeze.collection.list_pins", look("pins", list_pins))
+        return remove_entries(layout, doomed, find_kept)
+
+    monkeypatch.setattr("planfreeze.collection.remove_entries", remove)
+    assert collect(store).removed == ()
+    assert len(looks) == 4 and is_whole(store, plan)
+
+
 def test_pins_of_dead_builders_count_for_nothing_and_those_of_other_hosts_for_a_day(store, stock):
     plan = stock.publish(store, "old", ["a"])
     unname(store, plan)
