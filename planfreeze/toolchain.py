@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgpack
 
+from planfreeze.cache.claims import create_claimed, find_abandoned
 from planfreeze.errors import CompilerMissing, ToolchainUnreadable
 
 __all__ = ["Toolchain", "find_toolchain"]
@@ -25,6 +26,7 @@ DISTRIBUTIONS = {
     ),
 }
 MODULES = {"triton": "triton", "cute": "cutlass"}
+PARTIAL = "partial-"  # begins the name of a fingerprint that is being written
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,15 @@ def seal(path: Path, fingerprint: str) -> bytes:
 
 
 def remember(path: Path, fingerprint: str) -> None:
-    """Keep a fingerprint; a directory that cannot be written only costs time."""
+    """Keep a fingerprint; a directory that cannot be written only costs time. What killed processes left goes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_bytes(seal(path, fingerprint))
-        partial.replace(path)
+        for abandoned in find_abandoned(path.parent, PARTIAL):
+            abandoned.unlink()
+        partial, handle = create_claimed(path.parent, PARTIAL)
+        with os.fdopen(handle, "wb") as file:
+            file.write(seal(path, fingerprint))
+            file.flush()
+            partial.replace(path)
     except OSError:
         return

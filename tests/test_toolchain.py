@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from planfreeze import toolchain as toolchains
+from planfreeze.cache.claims import create_claimed
 from planfreeze.errors import CompilerMissing, ToolchainUnreadable
 from planfreeze.toolchain import Toolchain, find_toolchain
 
@@ -177,6 +178,18 @@ def test_memory_of_other_files_does_not_serve_these(site, search):
 def test_directory_that_cannot_be_written_only_costs_time(site, tmp_path):
     (tmp_path / "file").write_text("")
     assert len(Search(tmp_path / "file" / "toolchains").fingerprint(site)) == 64
+
+
+def test_what_a_killed_process_left_half_written_is_removed(site, search):
+    search.cache.mkdir(parents=True, exist_ok=True)
+    dead, handle = create_claimed(search.cache, toolchains.PARTIAL)
+    os.close(handle)
+    living, handle = create_claimed(search.cache, toolchains.PARTIAL)
+    found = search.find(site)
+    os.close(handle)
+    assert not dead.exists() and living.exists()
+    (remembered,) = set(search.cache.iterdir()) - {living}
+    assert toolchains.recall(remembered) == found.fingerprint
 
 
 @pytest.mark.parametrize(("dialect", "distribution"), [("triton", "triton"), ("cute", "nvidia-cutlass-dsl")])
