@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -32,14 +31,20 @@ def crowd(store: Store) -> None:
             os.link(source, path)
 
 
-def best_of(count: int, action: Callable[[int], object]) -> float:
-    """The shortest of some times, in seconds."""
-    times = []
-    for number in range(count):
-        started = time.perf_counter()
-        action(number)
-        times.append(time.perf_counter() - started)
-    return min(times)
+def compare(stores: tuple[Store, Store], action: Callable[[Store, int], object]) -> tuple[float, float]:
+    """The shortest times of an action over both stores, in seconds; other work on the machine only makes times longer.
+
+    Measured in turn until the second is not far from the first, twelve times at most.
+    """
+    shortest = [float("inf"), float("inf")]
+    for number in range(12):
+        for place, store in enumerate(stores):
+            started = time.perf_counter()
+            action(store, number)
+            shortest[place] = min(shortest[place], time.perf_counter() - started)
+        if number and shortest[1] < MOST_TIMES * shortest[0]:
+            break
+    return shortest[0], shortest[1]
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +60,14 @@ def stores(tmp_path_factory: pytest.TempPathFactory, stock) -> tuple[Store, Stor
     return made[0], made[1]
 
 
-def open_and_read(path: Path) -> int:
-    store = Store.open(path)
-    plan = find_plan(store, PlanReference("mine-tp1-sm_90a", None))
-    return sum(len(read_program(entry, store)) for entry in plan.entries)
+def open_and_read(store: Store, _: int) -> int:
+    opened = Store.open(store.path)
+    plan = find_plan(opened, PlanReference("mine-tp1-sm_90a", None))
+    return sum(len(read_program(entry, opened)) for entry in plan.entries)
 
 
 def test_opening_a_plan_of_100_takes_as_long_as_without_them(stores):
-    lonely, crowded = (best_of(7, lambda _, s=store: open_and_read(s.path)) for store in stores)
+    lonely, crowded = compare(stores, open_and_read)
     assert crowded < MOST_TIMES * lonely, (lonely, crowded)
 
 
@@ -73,7 +78,7 @@ def test_building_100_more_takes_as_long_as_without_them(stores, stock):
         opened.get_ref("mine-tp1-sm_90a")
         stock.publish(opened, "mine", [f"{text} of build {number}" for text in PROGRAMS])
 
-    lonely, crowded = (best_of(2, lambda number, s=store: build(s, number)) for store in stores)
+    lonely, crowded = compare(stores, build)
     assert crowded < MOST_TIMES * lonely, (lonely, crowded)
 
 
