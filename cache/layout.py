@@ -71,9 +71,20 @@ class Layout:
         return self.root / "quarantine"
 
     @property
+    def swept(self) -> Path:
+        """Folder of entries that a collector is about to remove, one folder for each of its batches."""
+        return self.root / "swept"
+
+    @property
+    def pins(self) -> Path:
+        """Folder of pins: empty files named after plans that are about to get their name."""
+        return self.root / "pins"
+
+    @property
     def folders(self) -> tuple[Path, ...]:
         """All folders directly below the root."""
-        return (*(self.root / name for name in KINDS.values()), self.temporaries, self.locks, self.quarantine)
+        others = (self.temporaries, self.locks, self.quarantine, self.swept, self.pins)
+        return (*(self.root / name for name in KINDS.values()), *others)
 
     def entry(self, kind: Kind, name: str) -> Path:
         """Return the path of an entry.

@@ -265,14 +265,17 @@ class Store:
         return quarantine_file(layout, layout.entry(kind, name), reason)
 
     def entries(self, kind: Kind) -> Iterator[Entry]:
-        """Yield the entries of a kind, folder by folder, in no order; they may be gone when they are read."""
+        """Yield the entries of a kind, folder by folder, in no order; they may be gone when they are read.
+
+        What has an entry's name and is no plain file is listed as well: reading it says so.
+        """
         for folder in self.layout.entry_folders(kind):
             # A folder that is not there holds no entries.
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
                 for item in found:
                     is_name = REF_PATTERN.fullmatch(item.name) if kind == "ref" else is_digest(item.name)
                     with contextlib.suppress(FileNotFoundError):
-                        if is_name and item.is_file(follow_symlinks=False):
+                        if is_name:
                             yield Entry(name=item.name, size_bytes=item.stat(follow_symlinks=False).st_size)
 
     def has_entry(self, kind: Kind, name: str) -> bool:

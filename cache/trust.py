@@ -1,4 +1,4 @@
-"""Whether a store can only have been written by its user: asked when no root digest proves its bytes."""
+"""Whether a store or pack can only have been written by its user: asked when nothing else proves its bytes."""
 
 import grp
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planfreeze.cache.layout import Layout
 
-__all__ = ["find_distrust"]
+__all__ = ["find_distrust", "find_file_distrust"]
 
 MAX_LINKS = 40  # as many as Linux follows in one path
 
@@ -20,24 +20,44 @@ def find_distrust(path: Path, layout: Layout) -> str | None:
     Every folder on the way down, links included, and the folders directly below the root must belong to the
     user or root and let nobody else exchange what lies in them. Entries deeper down are not visited.
     """
-    trusted_owners = {0, os.geteuid()}
     for step in walk_down(path):
-        info = step.lstat()
-        if info.st_uid not in trusted_owners:
-            return f"{step} belongs to user {info.st_uid}"
-        # In a sticky folder only its owner can exchange a name; the next step's owner is checked in turn.
-        is_sticky_parent = bool(info.st_mode & stat.S_ISVTX) and step != layout.root
-        open_bits = stat.S_IWOTH if is_private_group(info.st_gid) else stat.S_IWOTH | stat.S_IWGRP
-        if stat.S_ISDIR(info.st_mode) and info.st_mode & open_bits and not is_sticky_parent:
-            return f"{step} can be written by others (mode {stat.S_IMODE(info.st_mode):o})"
+        if reason := judge(step, step.lstat(), is_way=step != layout.root):
+            return reason
     for folder in layout.folders:
         if not folder.exists():
             continue
         info = folder.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid not in trusted_owners:
-            return f"{folder} is a link or belongs to user {info.st_uid}"
-        if info.st_mode & open_bits:
-            return f"{folder} can be written by others (mode {stat.S_IMODE(info.st_mode):o})"
+        if not stat.S_ISDIR(info.st_mode):
+            return f"{folder} is a link"
+        if reason := judge(folder, info, is_way=False):
+            return reason
+    return None
+
+
+def find_file_distrust(path: Path, handle: int) -> str | None:
+    """Return why the open file reached by ``path`` may hold other users' bytes, or None.
+
+    The file is judged by its handle: it is the one that is read, whatever lies at the path by now.
+    """
+    for step in walk_down(path):
+        info = step.lstat()
+        is_way = stat.S_ISDIR(info.st_mode) or stat.S_ISLNK(info.st_mode)
+        if is_way and (reason := judge(step, info, is_way=True)):
+            return reason
+    return judge(path, os.fstat(handle), is_way=False)
+
+
+def judge(step: Path, info: os.stat_result, *, is_way: bool) -> str | None:
+    """Return why others can exchange what a folder or file holds or where a link leads, or None.
+
+    In a sticky folder on the way only its owner can exchange a name; the next step's owner is checked in turn.
+    """
+    if info.st_uid not in (0, os.geteuid()):
+        return f"{step} belongs to user {info.st_uid}"
+    open_bits = stat.S_IWOTH if is_private_group(info.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+    is_sticky = is_way and bool(info.st_mode & stat.S_ISVTX)
+    if not stat.S_ISLNK(info.st_mode) and info.st_mode & open_bits and not is_sticky:
+        return f"{step} can be written by others (mode {stat.S_IMODE(info.st_mode):o})"
     return None
 
 

@@ -1,11 +1,12 @@
 """Builds: find what plans lack in a store, have it compiled and published, freeze the plans."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from planfreeze.cache.store import Store
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry, freeze_families
+from planfreeze.holdings import name_plan, pinned_plans
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram, key_plan
 from planfreeze.outcomes import Outcome
 from planfreeze.plans import Plan
@@ -59,7 +60,8 @@ def build_plans(
     Notes
     -----
     Programs are published one by one: an interrupted build keeps what it has. A plan with a failed program is not
-    frozen. Each key is compiled once however many builders share the store, as far as its locks work.
+    frozen. Each key is compiled once however many builders share the store, as far as its locks work. Until a plan has
+    its name, a collector may take away a program that was found or built: it is built again.
     """
     keyed = [(plan, key_plan(plan, toolchains)) for plan in plans]
     programs = [program for _, planned in keyed for program in planned]
@@ -72,24 +74,37 @@ def build_plans(
     for outcome in unkeyed:
         on_outcome(outcome)
     outcomes: dict[str, Outcome] = {}
-    for outcome in build_programs(list(unique.values()), store, jobs):
-        assert isinstance(outcome.program, KeyedProgram)
-        outcomes[outcome.program.key.digest] = outcome  # one that waits is followed by another
-        on_outcome(outcome)
-    frozen = [plan for plan in (freeze_plan(plan, planned, outcomes) for plan, planned in keyed) if plan is not None]
-    for plan in frozen:
-        flush_found(plan, store, (outcomes[entry.key] for entry in plan.entries))
-        store.set_ref(plan.name, store.put_plan(plan.encode()))
+
+    def build(waiting: list[KeyedProgram]) -> list[FrozenPlan]:
+        """Compile what is missing; return the frozen plans of all that is complete."""
+        for outcome in build_programs(waiting, store, jobs):
+            assert isinstance(outcome.program, KeyedProgram)
+            outcomes[outcome.program.key.digest] = outcome
+            on_outcome(outcome)
+        return [made for plan, planned in keyed if (made := freeze_plan(plan, planned, outcomes)) is not None]
+
+    frozen = build(list(unique.values()))
+    with pinned_plans(frozen, store):
+        # Until here a collector may have taken away what was found or built, since no plan with a name needed it.
+        vanished = [program for key, program in unique.items() if is_vanished(outcomes[key], store)]
+        frozen = build(vanished) if vanished else frozen
+        for plan in frozen:
+            name_plan(plan, blobs_of(plan, outcomes), store)
     return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=tuple(frozen))
 
 
-def flush_found(plan: FrozenPlan, store: Store, outcomes: Iterable[Outcome]) -> None:
-    """Flush the names of all entries of a plan that is not there yet: another builder may not have come so far."""
-    if store.has_entry("plan", plan.root):
-        return
-    records = [outcome.record for outcome in outcomes if outcome.record is not None]
-    store.flush("record", [entry.key for entry in plan.entries])
-    store.flush("blob", {digest for made in records for digest in (made.blob, *dict(made.companions).values())})
+def is_vanished(outcome: Outcome, store: Store) -> bool:
+    """Tell whether an entry of a finished program is not in the store any more."""
+    if outcome.record is None:
+        return False
+    assert isinstance(outcome.program, KeyedProgram)
+    return not (store.has_record(outcome.program.key.digest) and all(map(store.has_blob, outcome.record.blobs)))
+
+
+def blobs_of(plan: FrozenPlan, outcomes: Mapping[str, Outcome]) -> set[str]:
+    """Return the digests of all blobs that the programs of a complete plan need."""
+    records = (outcomes[entry.key].record for entry in plan.entries)
+    return {digest for record in records if record is not None for digest in record.blobs}
 
 
 def freeze_plan(

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-
-from planfreeze.cache.store import Store
+from planfreeze.cache.readable import ReadableStore
 from planfreeze.declared import DeclaredFamily
+from planfreeze.decoding import decode_msgpack
 from planfreeze.entry_points import FAMILIES, find_entry_point
 from planfreeze.errors import (
     AmbiguousEntryPoint,
@@ -72,7 +71,7 @@ def describe_nearest(payload: Payload, others: Iterable[Payload], command: str) 
     return f"The nearest program of {payload.family_name} differs in {fields}. Run: {command}"
 
 
-def stored_payloads(store: Store, kind: type[Payload], arch: str) -> tuple[Payload, ...]:
+def stored_payloads(store: ReadableStore, kind: type[Payload], arch: str) -> tuple[Payload, ...]:
     """Return the payloads of one family that a store has programs of for an architecture.
 
     Reads every record: for people who ask, not for serving. Damaged records and those of another version of the
@@ -82,19 +81,19 @@ def stored_payloads(store: Store, kind: type[Payload], arch: str) -> tuple[Paylo
     for entry in store.entries("record"):
         try:
             record = ProgramRecord.decode(store.get_record(entry.name))
-        except (MissingEntry, DamagedEntry, DamagedRecord):
+            family_name, stated = decode_msgpack(record.payload)
+        except (MissingEntry, DamagedEntry, DamagedRecord, ValueError, TypeError):
             continue
-        family_name, stated = msgpack.unpackb(record.payload, use_list=False)
         if family_name == kind.family_name and record.arch == arch:
-            found += read_payload(kind, dict(stated))
+            found += read_payload(kind, stated)
     return tuple(found)
 
 
-def read_payload(kind: type[Payload], stated: dict[str, Field]) -> list[Payload]:
+def read_payload(kind: type[Payload], stated: Iterable[tuple[str, Field]]) -> list[Payload]:
     """Return the payload that a record states; none when the class now has other fields or other limits."""
     try:
-        return [kind.from_fields(stated)]
-    except PlanfreezeError:
+        return [kind.from_fields(dict(stated))]
+    except (PlanfreezeError, ValueError, TypeError):
         return []
 
 
@@ -120,7 +119,9 @@ class Explanation:
     nearest: str
 
 
-def explain(family_name: str, stated: Sequence[str], target: Target, store: Store, *, toolchains: Path) -> Explanation:
+def explain(
+    family_name: str, stated: Sequence[str], target: Target, store: ReadableStore, *, toolchains: Path
+) -> Explanation:
     """Explain the payload that a family name and NAME=VALUE fields spell.
 
     Raises
@@ -155,7 +156,7 @@ def explain(family_name: str, stated: Sequence[str], target: Target, store: Stor
     return Explanation(payload=payload, arch=target.arch, key=key, labels=labels, is_stored=is_stored, nearest=nearest)
 
 
-def is_whole(key: str, store: Store) -> bool:
+def is_whole(key: str, store: ReadableStore) -> bool:
     """Tell whether a key's record and cubin are in a store, undamaged."""
     try:
         store.get_blob(ProgramRecord.decode(store.get_record(key)).blob)

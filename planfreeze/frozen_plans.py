@@ -7,6 +7,7 @@ from typing import Any
 
 import msgpack
 
+from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedPlan, PlanTooNew
 from planfreeze.family import Family
 from planfreeze.plans import Choice, build_command, plan_name
@@ -15,6 +16,7 @@ from planfreeze.sources import Sources
 __all__ = ["PLAN_FORMAT", "FrozenPlan", "PlanEntry", "PlanFamily", "freeze_families"]
 
 PLAN_FORMAT = 1
+MAX_FIELD_DEPTH = 64  # deeper than any payload, and far from what Python can nest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class FrozenPlan:
             They are one of a later format.
         """
         try:
-            magic, plan_format, *rest = msgpack.unpackb(data, use_list=False)
+            magic, plan_format, *rest = decode_msgpack(data)
             if magic != "planfreeze plan" or type(plan_format) is not int:
                 raise DamagedPlan("it is not a frozen plan")
             if plan_format > PLAN_FORMAT:
@@ -118,7 +120,7 @@ class FrozenPlan:
                 ),
             )
             is_canonical = plan.encode() == data and has_declared_types(plan)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError) as error:
             raise DamagedPlan(str(error)) from error
         if not is_canonical:
             raise DamagedPlan("it is not in canonical form")
@@ -126,14 +128,24 @@ class FrozenPlan:
 
 
 def has_declared_types(plan: FrozenPlan) -> bool:
-    """Tell whether every part of a plan is text or a count where it should be; payloads judge their own fields."""
+    """Tell whether every part of a plan is text, a count or a payload's field where it should be."""
     modules = [module for family in plan.families for module in family.sources.modules]
     names = [name for entry in plan.entries for name, _ in entry.fields]
     texts = [plan.model, plan.arch, *plan.options, *(family.reference for family in plan.families), *names]
     texts += [text for name, digest in modules for text in (name, digest)]
     texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
     texts += [text for choice in plan.choices for text in (choice.kernel, choice.space, *dict(choice.config))]
-    return all(type(text) is str for text in texts) and type(plan.tp) is int and len(plan.options) % 2 == 0
+    fields = [value for entry in plan.entries for _, value in entry.fields]
+    fields += [value for choice in plan.choices for value in (choice.key, *dict(choice.config).values())]
+    are_texts = all(type(text) is str for text in texts) and len(plan.options) % 2 == 0
+    return are_texts and all(is_field(value, MAX_FIELD_DEPTH) for value in fields) and type(plan.tp) is int
+
+
+def is_field(value: object, depth: int) -> bool:
+    """Tell whether a payload can have a value in a field, tuples in tuples up to a depth."""
+    if type(value) is tuple:
+        return depth > 0 and all(is_field(item, depth - 1) for item in value)
+    return type(value) in (int, bool, str)
 
 
 def freeze_families(programs: Iterable[tuple[Family, Sources]]) -> tuple[PlanFamily, ...]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgpack
 
-from planfreeze.errors import DamagedRecord
+from planfreeze.decoding import decode_msgpack
+from planfreeze.errors import DamagedRecord, OtherRecordFormat
 from planfreeze.family import LaunchInfo
 
 __all__ = ["RECORD_FORMAT", "ProgramRecord"]
@@ -46,6 +47,11 @@ class ProgramRecord:
     static_shared_bytes: int
     companions: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Digests of all blobs that the program needs, the cubin first."""
+        return (self.blob, *(digest for _, digest in self.companions))
+
     def encode(self) -> bytes:
         """Return the canonical bytes: msgpack of [format, [[field, value], ...]] in declared order."""
         stated = [[f.name, encode_value(getattr(self, f.name))] for f in fields(self)]
@@ -59,19 +65,23 @@ class ProgramRecord:
         Raises
         ------
         DamagedRecord
-            The bytes are no record of this format.
+            The bytes are no record.
+        OtherRecordFormat
+            They are a record of another format.
         """
         try:
-            record_format, stated = msgpack.unpackb(data)
+            record_format, stated = decode_msgpack(data)
+            if type(record_format) is not int:
+                raise DamagedRecord("it does not begin with a format")
             if record_format != RECORD_FORMAT:
-                raise DamagedRecord(f"format {record_format}, not {RECORD_FORMAT}")
+                raise OtherRecordFormat(record_format, RECORD_FORMAT)
             values: dict[str, Any] = dict(stated)
             values["launch"] = LaunchInfo.from_fields(values["launch"])
             values["parameter_bytes"] = tuple(values["parameter_bytes"])
             values["companions"] = tuple((name, digest) for name, digest in values["companions"])
             record = cls(**values)
             is_canonical = record.encode() == data and has_declared_types(record)
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise DamagedRecord(str(error)) from error
         if not is_canonical:
             raise DamagedRecord("not in canonical form")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from planfreeze.cache.store import Store
+from planfreeze.cache.readable import ReadableStore
 from planfreeze.device import Device
 from planfreeze.errors import GuardAsleep
 from planfreeze.frozen_plans import FrozenPlan
@@ -46,7 +46,9 @@ class Replay:
         return self.resolution.plan
 
 
-def replay_plan(plan: FrozenPlan, store: Store, *, wanted: Plan | None = None, on_device: bool = False) -> Replay:
+def replay_plan(
+    plan: FrozenPlan, store: ReadableStore, *, wanted: Plan | None = None, on_device: bool = False
+) -> Replay:
     """Resolve a frozen plan under the guard, as a session would.
 
     Parameters

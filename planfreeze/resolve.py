@@ -1,10 +1,11 @@
 """Resolving: from a frozen plan and a store to proven programs, without a compiler, a GPU or a write."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planfreeze.cache.digest import is_digest
-from planfreeze.cache.store import Store
+from planfreeze.cache.readable import ReadableStore
 from planfreeze.errors import (
     DamagedEntry,
     DamagedPrograms,
@@ -35,6 +36,7 @@ __all__ = [
     "ResolvedProgram",
     "check_kernels",
     "find_plan",
+    "find_plans",
     "planned_programs",
     "program_name",
     "resolve_plan",
@@ -136,7 +138,7 @@ class PlanReference:
         return (self.name or "") + (f"@sha256:{self.root}" if self.root else "")
 
 
-def find_plan(store: Store, reference: PlanReference, *, command: str | None = None) -> FrozenPlan:
+def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | None = None) -> FrozenPlan:
     """Read a frozen plan. Without a root digest the store has to be trusted, and the name may move to another plan.
 
     Parameters
@@ -175,6 +177,20 @@ def find_plan(store: Store, reference: PlanReference, *, command: str | None = N
     return plan
 
 
+def find_plans(store: ReadableStore, references: Sequence[str] | None) -> tuple[FrozenPlan, ...]:
+    """Read the frozen plans that were asked for; None asks for every plan with a name.
+
+    Raises
+    ------
+    InvalidPlanReference, PlanMissing, UntrustedStore, EmptyPlan, DamagedEntry, DamagedPlan
+        As :func:`find_plan`; EmptyPlan also when there is no name.
+    """
+    texts = store.list_refs() if references is None else references
+    if not texts:
+        raise EmptyPlan(str(store.path))
+    return tuple(find_plan(store, PlanReference.parse(text)) for text in texts)
+
+
 def check_kernels(plan: FrozenPlan) -> None:
     """Check that the kernels installed here are the text that the plan was built from.
 
@@ -210,7 +226,7 @@ def planned_programs(plan: FrozenPlan) -> tuple[PlannedProgram, ...]:
     return tuple(programs)
 
 
-def resolve_plan(plan: FrozenPlan, store: Store) -> Resolution:
+def resolve_plan(plan: FrozenPlan, store: ReadableStore) -> Resolution:
     """Read, hash and check every program of a frozen plan.
 
     Raises
@@ -238,7 +254,7 @@ def resolve_plan(plan: FrozenPlan, store: Store) -> Resolution:
     )
 
 
-def resolve_program(planned: PlannedProgram, store: Store) -> ResolvedProgram:
+def resolve_program(planned: PlannedProgram, store: ReadableStore) -> ResolvedProgram:
     """Follow one entry of a plan: record digest, blob digests, cubin, architecture, parameters.
 
     Raises

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from planfreeze.cache.store import Store
+from planfreeze.cache.readable import ReadableStore, open_readable
 from planfreeze.declared import DeclaredFamily
 from planfreeze.device import Device
 from planfreeze.errors import PlanMissing, PlansDisagree, SessionState, StoreMissing, UnplannedProgram
@@ -41,7 +41,7 @@ class Session:
     plans : tuple of str
         Frozen plans, each a reference name or root digest, or a name pinned by ``@sha256:<root>``.
     store : Path
-        Where they are. A plan without a root digest is taken from a trusted store only.
+        Where they are: a store, or a pack. A plan without a root digest is taken from a trusted store only.
     device : int, optional
         torch's number of the device; None takes torch's current one when the first program is loaded.
     build : bool
@@ -49,6 +49,8 @@ class Session:
         plan that is there and lacks programs is not built again. After freezing nothing is ever built.
     is_trusted : bool
         Take plans without a root digest from this store whoever owns it.
+    trusted_keys : tuple of Path
+        Files of public keys. With any, a pack has to be signed by one of them.
 
     Notes
     -----
@@ -63,15 +65,23 @@ class Session:
     """
 
     def __init__(
-        self, plans: tuple[str, ...], store: Path, *, device: int | None, build: bool, is_trusted: bool
+        self,
+        plans: tuple[str, ...],
+        store: Path,
+        *,
+        device: int | None,
+        build: bool,
+        is_trusted: bool,
+        trusted_keys: tuple[Path, ...] = (),
     ) -> None:
         self.store = store
         self.ordinal = device
         self.has_frozen = False
         self._is_builder = build
         self._is_trusted = is_trusted
-        self._planned: dict[str, tuple[PlannedProgram, Store]] = {}
-        self._plans: list[tuple[FrozenPlan, Store]] = []
+        self._trusted_keys = trusted_keys
+        self._planned: dict[str, tuple[PlannedProgram, ReadableStore]] = {}
+        self._plans: list[tuple[FrozenPlan, ReadableStore]] = []
         self._programs: dict[str, Program] = {}
         self._device: Device | None = None
         self._guard: Guard | None = None
@@ -252,16 +262,19 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, reference: PlanReference) -> tuple[FrozenPlan, Store]:
+    def _find(self, reference: PlanReference) -> tuple[FrozenPlan, ReadableStore]:
         try:
-            store = Store.open(self.store, is_trusted=self._is_trusted)
+            store = self._open_store()
             return find_plan(store, reference), store
         except (PlanMissing, StoreMissing):
             if not self._is_builder or reference.root is not None:
                 raise
         build_in_child(reference, self.store, is_trusted=self._is_trusted)
-        store = Store.open(self.store, is_trusted=self._is_trusted)
+        store = self._open_store()
         return find_plan(store, reference), store
+
+    def _open_store(self) -> ReadableStore:
+        return open_readable(self.store, is_trusted=self._is_trusted, trusted_keys=self._trusted_keys)
 
     def _open_device(self) -> Device:
         if self._device is None:

@@ -40,6 +40,9 @@ class Settings:
         ``PLANFREEZE_CSF_INLINE``: 0 keeps compressed scales out of the kernels (per-call expansion). Default 1.
     is_store_trusted : bool
         ``PLANFREEZE_TRUST_STORE``: 1 takes unpinned plans from the store whoever owns it. Default 0.
+    trusted_keys : tuple of Path
+        ``PLANFREEZE_TRUSTED_KEYS``: files of Ed25519 public keys in PEM form, comma separated. With any, a pack is
+        taken only when one of them signed it.
     csf_inline_max_tokens : int
         ``PLANFREEZE_CSF_INLINE_MAX_TOKENS``: largest capacity whose grouped kernels read scales inline.
     """
@@ -47,6 +50,7 @@ class Settings:
     store: Path | None = None
     plans: tuple[str, ...] = ()
     is_store_trusted: bool = False
+    trusted_keys: tuple[Path, ...] = ()
     is_csf_inline: bool = True
     csf_inline_max_tokens: int = 1536
 
@@ -64,6 +68,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         store=Path(store) if store else None,
         plans=tuple(name for name in environ.get("PLANFREEZE_PLAN", "").split(",") if name),
         is_store_trusted=read_switch(environ, "PLANFREEZE_TRUST_STORE", "0"),
+        trusted_keys=read_paths(environ, "PLANFREEZE_TRUSTED_KEYS"),
         is_csf_inline=read_switch(environ, "PLANFREEZE_CSF_INLINE", "1"),
         csf_inline_max_tokens=read_count(environ, "PLANFREEZE_CSF_INLINE_MAX_TOKENS", "1536"),
     )
@@ -221,3 +226,11 @@ def read_count(environ: Mapping[str, str], name: str, default: str) -> int:
     if not value.isascii() or not value.isdigit() or len(value) > 10:
         raise InvalidSetting(name, value, "a whole number from 0 to 9999999999")
     return int(value)
+
+
+def read_paths(environ: Mapping[str, str], name: str) -> tuple[Path, ...]:
+    value = environ.get(name, "")
+    paths = tuple(Path(path.strip()) for path in value.split(",") if path.strip())
+    if value and not paths:
+        raise InvalidSetting(name, value, "one or more files, comma separated")
+    return paths

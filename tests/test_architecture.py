@@ -20,6 +20,7 @@ LAYERS = (
     ("errors", "settings", "exposition", "search_path", "shared_logs", "uses"),
     (
         "cache",
+        "decoding",
         "dtypes",
         "elf",
         "hooks",
@@ -36,13 +37,14 @@ LAYERS = (
     ("models",),
     ("plans",),
     ("frozen_plans",),
-    ("resolve", "explanations", "compilers", "recordings", "tuning"),
-    ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed"),
+    ("resolve", "explanations", "compilers", "holdings", "recordings", "tuning"),
+    ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
     ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
+    ("packs", "collection", "repairs"),
     ("serving", "differences"),
     ("recorders",),
     ("inheritance", "startup"),
-    ("process_session", "reports", "runs", "doctor"),
+    ("process_session", "reports", "store_reports", "runs", "doctor"),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

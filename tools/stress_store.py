@@ -1,6 +1,6 @@
 """Builders and sessions at one store while they are killed, stopped and their clocks jump; then nothing may be lost.
 
-python tools/stress_store.py --kills 300 [--builders 4] [--sessions 2] [--seconds 600] [--seed 1]
+python tools/stress_store.py --kills 300 [--builders 4] [--sessions 2] [--collectors 0] [--seconds 600] [--seed 1]
                              [--store DIR]
 
 Programs are those of the family topk_sum, compiled once for real and then stamped (tools/stub_compiler.py). Every
@@ -58,6 +58,7 @@ class Stress:
     store: Path
     journal: Path
     newest: Any
+    is_collected: bool
 
     def note(self, event: str, what: str) -> None:
         """Add one line to the journal in one step; a kill loses no line that was noted."""
@@ -134,6 +135,15 @@ def open_for_ever(stress: Stress) -> None:
         stress.note("opened", name)
 
 
+def collect_for_ever(stress: Stress) -> None:
+    """Remove what no plan names, at once and without the grace that builders have otherwise."""
+    from planfreeze.collection import collect
+
+    while True:
+        collect(Store.open(stress.store, writable=True), max_age_s=0.0)
+        stress.note("collected", "store")
+
+
 def disturb_clock(store: Path) -> bool:
     """Give a temporary file a time years from now or ago, as another host's clock would; tell whether there was one."""
     try:
@@ -149,6 +159,7 @@ def run(stress: Stress, options: argparse.Namespace) -> Counter[str]:
     works = (
         (build_for_ever, options.builders),
         (open_for_ever, options.sessions),
+        (collect_for_ever, options.collectors),
     )
     fail = partial(stress.note, "failure")
     crews = [Crew(partial(work, stress), fail, count) for work, count in works if count]
@@ -186,7 +197,8 @@ def examine(stress: Stress) -> dict[str, int]:
     store = Store.open(stress.store, writable=True)
     compiled = [key for event, key in journal if event == "compiled"]
     named = {int(number) for event, number in journal if event == "named"}
-    lost = [key for key in compiled if not store.has_record(key)]
+    # A collector takes what no plan names; without one every program stays.
+    lost = [] if stress.is_collected else [key for key in compiled if not store.has_record(key)]
     refs = store.list_refs()
     lost += [f"stress-{number}" for number in named if f"stress-{number}-tp1-{ARCH}" not in refs]
     for kind, read in (("blob", store.get_blob), ("record", store.get_record), ("plan", store.get_plan)):
@@ -210,6 +222,7 @@ def examine(stress: Stress) -> dict[str, int]:
         "compiles begun": count["started"],
         "compiled twice": sum(times > 1 for (event, _), times in journal.items() if event == "compiled"),
         "plans opened": count["opened"],
+        "collections": count["collected"],
         "losses": len(lost),
         "left locked": left_locked,
         "left temporaries": len(list(store.layout.temporaries.iterdir())),
@@ -221,7 +234,7 @@ def examine(stress: Stress) -> dict[str, int]:
 def main() -> int:
     """Run, examine, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, default in {"kills": 300, "builders": 4, "sessions": 2, "seed": 1}.items():
+    for name, default in {"kills": 300, "builders": 4, "sessions": 2, "collectors": 0, "seed": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=600.0, help="Longest time, whatever the kills.")
     parser.add_argument("--store", type=Path, help="A folder that is not there yet. Default: a temporary one.")
@@ -232,6 +245,7 @@ def main() -> int:
             store=options.store or Path(folder, "store"),
             journal=Path(folder, "journal"),
             newest=fork.RawValue("i", 0),
+            is_collected=options.collectors > 0,
         )
         prepare(stress)
         done = run(stress, options)
@@ -241,7 +255,9 @@ def main() -> int:
                 print(f"failure: {what}", file=sys.stderr)  # noqa: T201
     result.pop("store")
     print(json.dumps(result, indent=1))  # noqa: T201
-    zeros = ["losses", "compiled twice", "left locked", "left temporaries", "quarantined", "failures"]
+    zeros = ["losses", "left locked", "left temporaries", "quarantined", "failures"]
+    if not options.collectors:
+        zeros.append("compiled twice")  # what a collector takes from a plan without a name is compiled again
     has_worked = result["programs"] and result["plans opened"]
     return int(not has_worked or any(result[name] for name in zeros))
 

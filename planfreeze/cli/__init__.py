@@ -9,6 +9,8 @@ import typer
 from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
 from planfreeze.cli.diagnosing import doctor_command
+from planfreeze.cli.keeping import gc_command, ls_command, verify_command
+from planfreeze.cli.packing import pack_command, unpack_command
 from planfreeze.cli.recording import diff_command, record_command
 from planfreeze.cli.running import run_command
 
@@ -35,6 +37,11 @@ EXAMPLES = {
     ),
     "run": ("run -- python serve.py --port 8000", "run --store store --plan kernels-sm_90a -- python run.py"),
     "doctor": ("doctor --store store",),
+    "verify": ("verify --store store", "verify --plan ds41-tp4-sm_90a --store store --repair"),
+    "pack": ("pack --plan ds41-tp4-sm_90a --store store -o ds41.pfz",),
+    "unpack": ("unpack ds41.pfz --store store",),
+    "ls": ("ls --store store",),
+    "gc": ("gc --dry-run --store store",),
 }
 
 
@@ -56,6 +63,14 @@ app.add_typer(plans, name="plan")
 app.command("build", epilog=show_examples("build"))(build_command)
 app.command("replay", epilog=show_examples("replay"))(replay_command)
 app.command("explain", epilog=show_examples("explain"))(explain_command)
+for name, kept in (
+    ("verify", verify_command),
+    ("pack", pack_command),
+    ("unpack", unpack_command),
+    ("ls", ls_command),
+    ("gc", gc_command),
+):
+    app.command(name, epilog=show_examples(name))(kept)
 app.command("record", epilog=show_examples("record"))(record_command)
 # What follows the command's name belongs to the command, also without the two dashes.
 app.command("run", context_settings={"allow_interspersed_args": False}, epilog=show_examples("run"))(run_command)

@@ -81,7 +81,7 @@ def build_command(
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(wanted.payloads) for wanted in plans)
-        before = opened.list_refs()
+        before = {wanted.name: opened.get_ref(wanted.name) for wanted in plans}
         with reports.build_progress(total) as show:
             report = build_plans(
                 plans,
@@ -92,7 +92,7 @@ def build_command(
             )
         print_result(reports.build_json(report) if as_json else None, lambda: reports.build_table(report))
         for frozen in report.plans:
-            if before.get(frozen.name, frozen.root) != frozen.root:
+            if before[frozen.name] not in (None, frozen.root):
                 typer.echo(f"{frozen.name} was {before[frozen.name]}, which stays in the store", err=True)
         for line in reports.unbuilt_lines(report, opened):
             typer.echo(line, err=True)

@@ -42,6 +42,9 @@ def replay_command(
     ] = None,
     source_root: RootsOption = None,
     store: StoreOption = None,
+    pack: Annotated[
+        Path | None, typer.Option("--pack", help="Replay from a pack; without --plan all it holds.")
+    ] = None,
     device: Annotated[bool, typer.Option("--device", help="Also load every program on the device.")] = False,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
@@ -49,24 +52,28 @@ def replay_command(
     """Prove that a whole plan resolves with compiling forbidden."""
     from planfreeze import reports
     from planfreeze.replays import check_replays, prove_guard, replay_plan
-    from planfreeze.resolve import PlanReference, find_plan
+    from planfreeze.resolve import PlanReference, find_plan, find_plans
 
     with exit_codes():
-        if sum(option is not None for option in (plan, model, family)) != 1:
-            raise typer.BadParameter("give one of --plan, --model, --family")
-        opened = open_store(store, writable=False, is_trusted=trust_store)
+        named = [option for option in (plan, model, family) if option is not None]
+        if len(named) > 1 or not (named or pack):
+            raise typer.BadParameter("give one of --plan, --model, --family; or --pack")
+        if pack and store:
+            raise typer.BadParameter("give either --store or --pack")
+        opened = open_store(pack or store, writable=False, is_trusted=trust_store)
         recording = Path(plan) if plan is not None and plan.endswith(".json") else None
-        if plan is not None and recording is None:
+        if model is None and family is None and recording is None:
             import_from(source_root or ())
-            replays = [replay_plan(find_plan(opened, PlanReference.parse(plan)), opened, on_device=device)]
+            found = find_plans(opened, [plan] if plan else None)
+            replays = [replay_plan(frozen, opened, on_device=device) for frozen in found]
         else:
             replays = []
             for wanted in declare_plans(
                 model, tp, arch, capacity, arms, inline_limit, ids, family, recording, source_root
             ):
                 command = f"{wanted.build_command} --store {shlex.quote(str(opened.path))}"
-                found = find_plan(opened, PlanReference(wanted.name, None), command=command)
-                replays.append(replay_plan(found, opened, wanted=wanted, on_device=device))
+                frozen = find_plan(opened, PlanReference(wanted.name, None), command=command)
+                replays.append(replay_plan(frozen, opened, wanted=wanted, on_device=device))
         guard = prove_guard()
         print_result(
             reports.replay_json(replays, guard) if as_json else None, lambda: reports.replay_table(replays, guard)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, overload
 
 import typer
 
 if TYPE_CHECKING:
+    from planfreeze.cache.readable import ReadableStore
     from planfreeze.cache.store import Store
     from planfreeze.plans import Plan
 
@@ -52,7 +53,11 @@ LimitOption = Annotated[int | None, typer.Option("--inline-limit", help="Largest
 IdsOption = Annotated[str | None, typer.Option("--ids", help="Routing id types: int32,int64.")]
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", readable=False, help="The store. Default: PLANFREEZE_STORE, else the user's cache."),
+    typer.Option(
+        "--store",
+        readable=False,
+        help="The store, or a pack to read. Default: PLANFREEZE_STORE, else the user's cache.",
+    ),
 ]
 TrustOption = Annotated[
     bool, typer.Option("--trust-store", help="Take an unpinned plan from a store that others can write.")
@@ -172,12 +177,22 @@ def default_arch(without_device: str) -> str:
     return current_arch() or without_device
 
 
-def open_store(path: Path | None, *, writable: bool, is_trusted: bool = False) -> "Store":
-    """Open the store that was named, or the one of the settings."""
+@overload
+def open_store(path: Path | None, *, writable: Literal[True], is_trusted: bool = False) -> "Store": ...
+
+
+@overload
+def open_store(path: Path | None, *, writable: Literal[False], is_trusted: bool = False) -> "ReadableStore": ...
+
+
+def open_store(path: Path | None, *, writable: bool, is_trusted: bool = False) -> "ReadableStore":
+    """Open the store that was named, or the one of the settings; for reading it may be a pack."""
+    from planfreeze.cache.readable import open_readable
     from planfreeze.cache.store import Store
     from planfreeze.settings import read_settings, store_path
 
     settings = read_settings()
-    return Store.open(
-        path or store_path(settings), writable=writable, is_trusted=is_trusted or settings.is_store_trusted
-    )
+    named, is_trusted = path or store_path(settings), is_trusted or settings.is_store_trusted
+    if writable:
+        return Store.open(named, writable=True, is_trusted=is_trusted)
+    return open_readable(named, is_trusted=is_trusted, trusted_keys=settings.trusted_keys)

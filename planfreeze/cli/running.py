@@ -50,9 +50,10 @@ def run_command(
 def find_service(plan: str, store: Path | None, *, is_trusted: bool) -> "Service":
     """Return the plan to serve from, which is proven whole first."""
     from planfreeze.serving import open_service
+    from planfreeze.settings import read_settings
 
     opened = open_store(store, writable=False, is_trusted=is_trusted)
-    return open_service(plan, opened.path, is_trusted=opened.is_trusted)
+    return open_service(plan, opened.path, is_trusted=is_trusted or read_settings().is_store_trusted)
 
 
 def show_run(run: "Run", report: Path | None, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from planfreeze.cache.store import Store
+from planfreeze.cache.readable import open_readable
 from planfreeze.doctor.knobs import find_differing, find_hindering
 from planfreeze.doctor.machine import Machine, find_machine
 from planfreeze.errors import GuardAsleep, PlanfreezeError, StoreMissing
@@ -16,6 +16,7 @@ from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.resolve import PlanReference, check_kernels, find_plan
 from planfreeze.runs.guarded import make_environment
 from planfreeze.runs.questions import ask_device, ask_driver_library, ask_guard
+from planfreeze.settings import read_settings
 from planfreeze.target import ARCHS
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
@@ -184,7 +185,7 @@ def check_store(
 ) -> Iterator[Finding]:
     """Check that a store can be read and trusted, and that the kernels here are those of its plans."""
     try:
-        store = Store.open(path, is_trusted=is_trusted)
+        store = open_readable(path, is_trusted=is_trusted, trusted_keys=read_settings().trusted_keys)
     except StoreMissing as error:
         level: Literal["problem", "note"] = "problem" if is_named or wanted else "note"
         yield Finding(level=level, what=str(error), exit_code=error.exit_code)

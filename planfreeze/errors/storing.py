@@ -11,6 +11,7 @@ __all__ = [
     "InvalidEntryName",
     "KeyLocked",
     "MissingEntry",
+    "OtherRecordFormat",
     "PlanTooNew",
     "StoreMissing",
     "StoreTooNew",
@@ -190,6 +191,14 @@ class DamagedRecord(PlanfreezeError):
 
     def __str__(self) -> str:
         return f"a stored record cannot be read: {self.reason}. Run: planfreeze build"
+
+
+class OtherRecordFormat(DamagedRecord):
+    """A record was written by an earlier or later planfreeze; that version reads it."""
+
+    def __init__(self, found: int, known: int) -> None:
+        super().__init__(f"it has format {found}, this planfreeze reads {known}")
+        self.found, self.known = found, known
 
 
 class DamagedPlan(PlanfreezeError):

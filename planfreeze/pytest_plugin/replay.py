@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planfreeze.cache.store import Store
+from planfreeze.cache.readable import open_readable
 from planfreeze.errors import PlanfreezeError
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, installed_roads, prove
@@ -110,7 +110,11 @@ class ReplayRun:
         """
         settings = read_settings()
         try:
-            opened = Store.open(Path(store) if store else store_path(settings), is_trusted=settings.is_store_trusted)
+            opened = open_readable(
+                Path(store) if store else store_path(settings),
+                is_trusted=settings.is_store_trusted,
+                trusted_keys=settings.trusted_keys,
+            )
             found = [find_plan(opened, PlanReference.parse(name)) for name in dict.fromkeys(plans)]
             self.replayed = tuple(Replayed(plan=plan, programs=planned_programs(plan)) for plan in found)
         except PlanfreezeError as error:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from planfreeze.cache.store import Store
+from planfreeze.cache.readable import open_readable
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
+from planfreeze.settings import read_settings
 from planfreeze.shared_logs import append_lines, read_lines
 
 __all__ = ["ServedPlan", "Server", "Service", "load_plan", "note_served", "open_service", "read_served"]
@@ -56,7 +57,7 @@ def load_plan(reference: str, store: Path, is_trusted: bool, log: Path | None) -
     PlanMissing, StoreMissing, UntrustedStore, DamagedPlan, MissingPrograms, DamagedPrograms
         The plan or one of its programs is not there, or not what was built.
     """
-    opened = Store.open(store, is_trusted=is_trusted)
+    opened = open_readable(store, is_trusted=is_trusted, trusted_keys=read_settings().trusted_keys)
     plan = find_plan(opened, PlanReference.parse(reference))
     return ServedPlan(plan=plan, programs=resolve_plan(plan, opened).check(), log=log)
 

@@ -154,8 +154,9 @@ def test_entries_are_listed_lazily_and_without_strangers(store: Store) -> None:
     store.set_ref("name", store.put_plan(b"plan"))
     (store.layout.root / "objects" / "00").mkdir(exist_ok=True)
     (store.layout.root / "objects" / "00" / "stray").write_bytes(b"")
-    (store.layout.root / "objects" / "00" / ("0" * 64)).symlink_to("/etc/passwd")
     assert {entry.name: entry.size_bytes for entry in store.entries("blob")} == sizes
+    (store.layout.root / "objects" / "00" / ("0" * 64)).symlink_to("/etc/passwd")
+    assert {entry.name for entry in store.entries("blob")} == {*sizes, "0" * 64}, "reading it tells that it is damage"
     assert [entry.name for entry in store.entries("record")] == [KEY]
     assert list(store.entries("plan")) == [Entry(name=digest_of(b"plan"), size_bytes=4)]
     assert list(store.entries("ref")) == [Entry(name="name", size_bytes=65)]
