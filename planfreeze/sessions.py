@@ -6,22 +6,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from planfreeze.cache.readable import ReadableStore, open_readable
+from planfreeze.cache.readable import ReadableStore
 from planfreeze.declared import DeclaredFamily
 from planfreeze.device import Device
-from planfreeze.errors import PlanMissing, PlansDisagree, SessionState, StoreMissing, UnplannedProgram
+from planfreeze.errors import PlansDisagree, SessionState, UnplannedProgram
 from planfreeze.explanations import describe_nearest
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, Guard, Mode, road_names
 from planfreeze.nearest import explain_attempt
 from planfreeze.payload import Payload
-from planfreeze.processes import build_in_child, watch_forks
+from planfreeze.plan_sources import PlanSource
+from planfreeze.processes import watch_forks
 from planfreeze.programs import Bound, Program
 from planfreeze.resolve import (
     PlannedProgram,
     PlanReference,
     check_kernels,
-    find_plan,
     planned_programs,
     program_name,
     resolve_plan,
@@ -77,9 +77,7 @@ class Session:
         self.store = store
         self.ordinal = device
         self.has_frozen = False
-        self._is_builder = build
-        self._is_trusted = is_trusted
-        self._trusted_keys = trusted_keys
+        self._source = PlanSource(store=store, is_builder=build, is_trusted=is_trusted, trusted_keys=trusted_keys)
         self._planned: dict[str, tuple[PlannedProgram, ReadableStore]] = {}
         self._plans: list[tuple[FrozenPlan, ReadableStore]] = []
         self._programs: dict[str, Program] = {}
@@ -143,7 +141,7 @@ class Session:
             self._refuse_closed()
             if self.is_frozen:
                 raise SessionState(f"{plan} cannot be prepared: the session is frozen", "prepare() before freeze()")
-            found, store = self._find(PlanReference.parse(plan))
+            found, store = self._source.find(PlanReference.parse(plan))
             check_kernels(found)
             planned = {program.payload.digest: (program, store) for program in planned_programs(found)}
             for digest, (program, _) in planned.items():
@@ -261,20 +259,6 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _find(self, reference: PlanReference) -> tuple[FrozenPlan, ReadableStore]:
-        try:
-            store = self._open_store()
-            return find_plan(store, reference), store
-        except (PlanMissing, StoreMissing):
-            if not self._is_builder or reference.root is not None:
-                raise
-        build_in_child(reference, self.store, is_trusted=self._is_trusted)
-        store = self._open_store()
-        return find_plan(store, reference), store
-
-    def _open_store(self) -> ReadableStore:
-        return open_readable(self.store, is_trusted=self._is_trusted, trusted_keys=self._trusted_keys)
 
     def _open_device(self) -> Device:
         if self._device is None:

@@ -39,6 +39,7 @@ LAYERS = (
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "holdings", "recordings", "tuning"),
     ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
+    ("plan_sources",),
     ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
     ("packs", "collection", "repairs"),
     ("serving", "differences"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from planfreeze.cache.readable import open_readable
+from planfreeze.cache.store import Store
 from planfreeze.doctor.knobs import find_differing, find_hindering
 from planfreeze.doctor.machine import Machine, find_machine
 from planfreeze.errors import GuardAsleep, PlanfreezeError, StoreMissing
@@ -201,8 +202,9 @@ def check_store(
         except PlanfreezeError as error:
             yield Finding(level="problem", what=f"{reference}: {error}", exit_code=error.exit_code)
             continue
-        for entry in plan.entries:
-            made_with.update(read_environment(store.get_note(entry.key)))
+        if isinstance(store, Store):  # a pack has no notes
+            for entry in plan.entries:
+                made_with.update(read_environment(store.get_note(entry.key)))
 
 
 def read_environment(note: bytes | None) -> dict[str, dict[str, str]]:
