@@ -9,11 +9,13 @@ import pytest
 from planfreeze.cache.claims import create_claimed
 from planfreeze.scratch import PREFIX, ScratchFolder
 
-# A compile process whose parent waits to be killed.
+# A compile process that is busy, and a parent that waits to be killed. A stopped one would not do: the kernel hangs up on
+# it when its parent ends.
 PARENT = """
 import sys
 from planfreeze.target import target
 from planfreeze.workers import Worker
+sys.executable = sys.argv[1]
 worker = Worker(target("sm_90a"))
 print(worker._process.pid, flush=True)
 sys.stdin.readline()
@@ -49,13 +51,15 @@ def test_folder_is_private_and_goes_with_its_process(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_of_a_killed_build_is_removed_by_the_next_one(interpreter, place):
-    parent = interpreter.start("-c", PARENT)
+def test_folder_of_a_killed_build_is_removed_by_the_next_one(interpreter, place, tmp_path):
+    busy = tmp_path / "busy"
+    busy.write_text("#!/bin/sh\nexec sleep 600\n")
+    busy.chmod(0o755)
+    parent = interpreter.start("-c", PARENT, str(busy))
     worker = int(parent.stdout.readline())
     (left,) = folders(place)
     other = ScratchFolder()
     assert left.exists(), "its processes live"
-    os.kill(worker, signal.SIGSTOP)
     parent.kill()
     parent.wait()
     ScratchFolder().close()
