@@ -9,8 +9,8 @@ import pytest
 from planfreeze.cache.claims import create_claimed
 from planfreeze.scratch import PREFIX, ScratchFolder
 
-# A compile process that is busy, and a parent that waits to be killed. A stopped one would not do: the kernel hangs up on
-# it when its parent ends.
+# A compile process that is busy, and a parent that waits to be killed. A stopped one would not do: the kernel hangs up
+# on it when its parent ends.
 PARENT = """
 import sys
 from planfreeze.target import target
