@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -60,18 +61,19 @@ plans = typer.Typer(rich_markup_mode=None)
 plans.callback(invoke_without_command=True, epilog=show_examples("plan"))(plan_command)
 plans.command("diff", epilog=show_examples("diff"))(diff_command)
 app.add_typer(plans, name="plan")
-app.command("build", epilog=show_examples("build"))(build_command)
-app.command("replay", epilog=show_examples("replay"))(replay_command)
-app.command("explain", epilog=show_examples("explain"))(explain_command)
-for name, kept in (
-    ("verify", verify_command),
-    ("pack", pack_command),
-    ("unpack", unpack_command),
-    ("ls", ls_command),
-    ("gc", gc_command),
-):
-    app.command(name, epilog=show_examples(name))(kept)
-app.command("record", epilog=show_examples("record"))(record_command)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "build": build_command,
+    "replay": replay_command,
+    "explain": explain_command,
+    "verify": verify_command,
+    "pack": pack_command,
+    "unpack": unpack_command,
+    "ls": ls_command,
+    "gc": gc_command,
+    "record": record_command,
+}
+for name, command in COMMANDS.items():
+    app.command(name, epilog=show_examples(name))(command)
 # What follows the command's name belongs to the command, also without the two dashes.
 app.command("run", context_settings={"allow_interspersed_args": False}, epilog=show_examples("run"))(run_command)
 app.command("doctor", epilog=show_examples("doctor"))(doctor_command)
