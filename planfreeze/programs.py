@@ -75,7 +75,9 @@ class Program:
         )
         return blocks
 
-    def bind(self, *values: Any, grid: Sequence[int] | None = None, **named: Any) -> "Bound":
+    def bind(
+        self, *values: Any, grid: Sequence[int] | None = None, is_programmatic: bool = False, **named: Any
+    ) -> "Bound":
         """Check the arguments and return them ready to launch.
 
         Parameters
@@ -85,6 +87,10 @@ class Program:
             tensors are kept alive as long as what is returned.
         grid : sequence of int, optional
             One to three numbers of blocks in place of the family's rule.
+        is_programmatic : bool
+            Launch it as a programmatic dependent of the launch before it on the stream, which it may then overlap. Only
+            for a kernel that waits for that launch (PTX ``griddepcontrol.wait``) before it touches what both touch, as
+            the kernels of the MoE layers do. A program whose launch facts say so is always launched like that.
 
         Raises
         ------
@@ -98,7 +104,7 @@ class Program:
             assert all(blocks) or not all(scalars.values()), f"{self.name} has an empty grid for {scalars}"
         else:
             blocks = check_grid(self.name, grid)
-        return Bound(self, words + self._padding, blocks, kept)
+        return Bound(self, words + self._padding, blocks, kept, is_programmatic or self.launch_info.is_programmatic)
 
     def launch(self, *values: Any, stream: Any = None, **named: Any) -> None:
         """Check the arguments and launch; see :meth:`bind` and :meth:`Bound.launch`."""
@@ -148,8 +154,11 @@ def check_grid(name: str, grid: Sequence[int]) -> Grid:
 class Bound:
     """A program with checked arguments. ``launch`` is one driver call: no check, no allocation, no file."""
 
-    def __init__(self, program: Program, words: list[int], grid: Grid, kept: tuple[Any, ...]) -> None:
+    def __init__(
+        self, program: Program, words: list[int], grid: Grid, kept: tuple[Any, ...], is_programmatic: bool
+    ) -> None:
         self.program = program
+        self.is_programmatic = is_programmatic
         self.grid = grid
         self.kept = kept
         self._counted = int(0 not in grid)
@@ -191,7 +200,7 @@ class Bound:
         if 0 in self.grid:
             nothing = (driver.CUresult.CUDA_SUCCESS,)
             return lambda stream: nothing
-        if info.cluster == (1, 1, 1) and not info.is_cooperative and not info.is_programmatic:
+        if info.cluster == (1, 1, 1) and not info.is_cooperative and not self.is_programmatic:
             launch, sizes, address = (
                 driver.cuLaunchKernel,
                 (*self.grid, *info.block, info.shared_bytes),
@@ -225,7 +234,7 @@ class Bound:
             cooperative.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             cooperative.value.cooperative = 1
             attributes.append(cooperative)
-        if info.is_programmatic:
+        if self.is_programmatic:
             programmatic = driver.CUlaunchAttribute()
             programmatic.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             programmatic.value.programmaticStreamSerializationAllowed = 1

@@ -1,8 +1,32 @@
-"""Launch of a kernel while it is compiled."""
+"""Launches of kernels: while they are compiled, and one after the other.
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+A program launched programmatically may start before the launch before it on its stream is complete. Every kernel of a
+layer waits for that before it touches anything the launch before it writes or reads, and lets the next one start only
+then; so what is older than the launch before is complete when a kernel starts, and may be touched at once.
 
-__all__ = ["launch_once"]
+Source: PTX ISA, "griddepcontrol".
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+from cutlass import cute
+
+__all__ = ["follow", "launch_once", "start_next", "wait_for_previous"]
+
+
+def wait_for_previous():
+    """Wait until the launch before this one is complete; in a plain launch it is, and this does nothing."""
+    cute.arch.griddepcontrol_wait()
+
+
+def start_next():
+    """Let the next launch start, if it is a programmatic one, once all blocks of this one have come here or ended."""
+    cute.arch.griddepcontrol_launch_dependents()
+
+
+def follow():
+    """Begin a kernel that has nothing to do before the launch before it is complete."""
+    wait_for_previous()
+    start_next()
 
 
 def launch_once(kernel, launch, stream):

@@ -1,7 +1,8 @@
 """The PTX instructions of the sm_90a kernels that CuTe DSL has no plain-address form for.
 
 Shared addresses are ``Int32`` offsets in the shared window, global addresses ``Int64``. Instructions that touch
-memory or barriers are volatile and keep their order; arithmetic is not, so that unused results disappear.
+memory or barriers are volatile and keep their order; arithmetic is not, so that unused results disappear. Global loads
+are coherent ones: what a kernel reads may be written while it already waits for the launch before it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -54,6 +55,13 @@ def arrive(barrier, *, loc=None, ip=None):
 def arrive_expecting(barrier, size_bytes, *, loc=None, ip=None):
     """Arrive once and let the phase wait for ``size_bytes`` of bulk copies."""
     text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
+    emit([], [barrier, size_bytes], text, "r,r,~{memory}", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def expect(barrier, size_bytes, *, loc=None, ip=None):
+    """Let the current phase of an mbarrier wait for ``size_bytes`` more of bulk copies, without arriving."""
+    text = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;"
     emit([], [barrier, size_bytes], text, "r,r,~{memory}", loc=loc, ip=ip)
 
 
@@ -125,37 +133,37 @@ def store_shared_f32x4(address, values, *, loc=None, ip=None):
 
 @dsl_user_op
 def load_global_i32(address, *, loc=None, ip=None):
-    """Load a 32-bit integer that no thread of this launch writes."""
-    (value,) = emit([T.i32()], [address], "ld.global.nc.b32 $0, [$1];", "=r,l", loc=loc, ip=ip)
+    """Load a 32-bit integer."""
+    (value,) = emit([T.i32()], [address], "ld.global.b32 $0, [$1];", "=r,l", loc=loc, ip=ip)
     return Int32(value)
 
 
 @dsl_user_op
 def load_global_i64(address, *, loc=None, ip=None):
-    """Load a 64-bit integer that no thread of this launch writes."""
-    (value,) = emit([T.i64()], [address], "ld.global.nc.b64 $0, [$1];", "=l,l", loc=loc, ip=ip)
+    """Load a 64-bit integer."""
+    (value,) = emit([T.i64()], [address], "ld.global.b64 $0, [$1];", "=l,l", loc=loc, ip=ip)
     return Int64(value)
 
 
 @dsl_user_op
 def load_global_f32(address, *, loc=None, ip=None):
-    """Load an fp32 value that no thread of this launch writes."""
-    (value,) = emit([T.f32()], [address], "ld.global.nc.f32 $0, [$1];", "=f,l", loc=loc, ip=ip)
+    """Load an fp32 value."""
+    (value,) = emit([T.f32()], [address], "ld.global.f32 $0, [$1];", "=f,l", loc=loc, ip=ip)
     return Float32(value)
 
 
 @dsl_user_op
 def load_global_x2(address, *, loc=None, ip=None):
-    """Load two 32-bit words from an 8-byte aligned address that no thread of this launch writes."""
-    text = "ld.global.nc.v2.u32 {$0,$1}, [$2];"
+    """Load two 32-bit words from an 8-byte aligned address."""
+    text = "ld.global.v2.u32 {$0,$1}, [$2];"
     words = emit([T.i32()] * 2, [address], text, "=r,=r,l", loc=loc, ip=ip)
     return tuple(Uint32(word) for word in words)
 
 
 @dsl_user_op
 def load_global_x4(address, *, loc=None, ip=None):
-    """Load four 32-bit words from a 16-byte aligned address that no thread of this launch writes."""
-    text = "ld.global.nc.v4.u32 {$0,$1,$2,$3}, [$4];"
+    """Load four 32-bit words from a 16-byte aligned address."""
+    text = "ld.global.v4.u32 {$0,$1,$2,$3}, [$4];"
     words = emit([T.i32()] * 4, [address], text, "=r,=r,=r,=r,l", loc=loc, ip=ip)
     return tuple(Uint32(word) for word in words)
 
@@ -245,14 +253,15 @@ def power_of_two_approximate(a, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def select_by_bit(word, bit: Constexpr, one, zero, *, loc=None, ip=None):
-    """Choose between two fp32 values by one bit of a word, without a branch."""
+def add_bit(bits, word, source: Constexpr, target: Constexpr, *, loc=None, ip=None):
+    """Add bit ``source`` of a word to fp32 bits, at the place of bit ``target``, which is not below it."""
     text = (
-        "{\n.reg .pred set;\n.reg .b32 masked;\n"
-        f"and.b32 masked, $1, {1 << bit};\n"
-        "setp.ne.b32 set, masked, 0;\nselp.f32 $0, $2, $3, set;\n}"
+        "{\n.reg .b32 masked, sum;\n"
+        f"and.b32 masked, $2, {1 << source};\n"
+        f"mad.lo.u32 sum, masked, {1 << (target - source)}, $1;\n"
+        "mov.b32 $0, sum;\n}"
     )
-    return Float32(emit([T.f32()], [word, one, zero], text, "=f,r,f,f", is_volatile=False, loc=loc, ip=ip)[0])
+    return Float32(emit([T.f32()], [bits, word], text, "=f,r,r", is_volatile=False, loc=loc, ip=ip)[0])
 
 
 # --- tile products --------------------------------------------------------------------------------------------

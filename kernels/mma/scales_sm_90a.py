@@ -1,9 +1,10 @@
 """Staging of weight scales on sm_90a, native or inline.
 
 Halves are those of the first projection, 64 up rows and the same 64 gate rows a stage; Rows those of the second, 128
-rows of one group. Both storages have the same methods, so that a kernel is written once: ``locate`` finds a task's
-scales, ``copy`` starts the copies of one step, ``rebuild`` turns what has landed into the fp32 plane. ``addresses`` are
-the kernel's scale parameters.
+rows of one group. All have the same methods, so that a kernel is written once. The producer calls, for every task,
+``look_ahead`` while the task before it is copied and then ``start``; for every step ``find``, and ``copy`` in one lane;
+``lag`` steps later ``rebuild``, which turns what has landed into the fp32 plane. What it keeps between calls is in the
+registers that ``remember`` gives. ``addresses`` are the kernel's scale parameters.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -11,11 +12,22 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_inline_rows, rebuild_native, rebuild_native_tail
-from planfreeze.kernels.mma.stage_sm_90a import NATIVE_SCALE_BYTES, ROWS, Pipeline
-from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
+from planfreeze.kernels.mma.memory import select
+from planfreeze.kernels.mma.sm_90a import (
+    base_bits,
+    rebuild_inline,
+    rebuild_inline_rows,
+    rebuild_native,
+    rebuild_native_tail,
+)
+from planfreeze.kernels.mma.stage_sm_90a import NATIVE_SCALE_BYTES, ROWS, STAGED_GROUP_BYTES, Pipeline
+from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
+
+LANES = 32
+KIND_BITS = 4
+"""Bits that :class:`InlineMemory` keeps of every step."""
 
 
 class NativeHalves:
@@ -27,56 +39,156 @@ class NativeHalves:
         The stages they are staged in.
     hidden, intermediate : int
         K and rows of each group.
+    lag : int
+        Steps from a copy to its rebuild.
     """
 
-    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int) -> None:
         self.pipeline = pipeline
         self.group_bytes = intermediate * hidden // 32
         self.row_tile_bytes = 128 * hidden // 32
         # The 64-row tile that is a tile of its own in the plane, or none.
         self.short_tile = intermediate // 64 - 1 if intermediate % 128 else -1
 
+    def remember(self):
+        """Nothing is kept."""
+        return ()
+
+    def look_ahead(self, memory, addresses, expert, half_tile, lane):
+        """Native words need no look ahead."""
+
+    def start(self, memory):
+        """Nothing is kept."""
+
+    def find(self, memory, step):
+        """All steps are alike."""
+
     @cute.jit
     def locate(self, addresses, expert, half_tile):
         """Return the address of the first up words of a 64-row tile and the distance of its steps, both Int64."""
-        first = Int64(half_tile >> 1) * self.row_tile_bytes + Int64(half_tile & 1) * (NATIVE_SCALE_BYTES // 2)
+        first = Int64(half_tile >> 1) * self.row_tile_bytes + Int64(half_tile & 1) * STAGED_GROUP_BYTES
         step = Int64(NATIVE_SCALE_BYTES)
         if half_tile == self.short_tile:
-            step = Int64(NATIVE_SCALE_BYTES // 2)
+            step = Int64(STAGED_GROUP_BYTES)
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
-    def copy(self, stage, addresses, source, expert, half_tile, step):
+    def copy(self, stage, addresses, source, expert, half_tile, step, headers):
         """Start the copies of one step from ``source``; ``landed`` completes when they have arrived."""
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
-        size_bytes = Int32(NATIVE_SCALE_BYTES // 2)
+        size_bytes = Int32(STAGED_GROUP_BYTES)
         ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
-        ptx.copy_bulk(target + NATIVE_SCALE_BYTES // 2, source + Int64(self.group_bytes), size_bytes, landed)
+        ptx.copy_bulk(target + STAGED_GROUP_BYTES, source + Int64(self.group_bytes), size_bytes, landed)
 
-    def load_bases(self, stage, lane):
-        """Native words need no bases."""
-        return Uint32(0)
+    def drain(self, memory):
+        """Nothing is kept."""
 
-    def rebuild(self, stage, lane, half, bases, addresses):
+    def rebuild(self, memory, stage, lane, half, is_first):
         """Write the fp32 plane of a stage."""
         rebuild_native(lane, stage + self.pipeline.staged_scales, stage + self.pipeline.scales)
 
 
+class InlineMemory:
+    """What a producer warp keeps of inline scales, in registers.
+
+    Headers of the tile blocks of a task, step by step: lane l has those of steps l, l + 32, .. of every row group.
+    They tell before a step is copied whether a raw tile has its scales. And what was found in the last steps, the
+    latest in the lowest bits.
+    """
+
+    def __init__(self, groups, steps):
+        self.words = -(-steps // LANES)
+        self.count = groups * self.words
+        self.headers = cute.make_rmem_tensor((self.count,), Uint32)
+        self.next_headers = cute.make_rmem_tensor((self.count,), Uint32)
+        self.kinds = cute.make_rmem_tensor((1,), Uint32)
+        self.bases = cute.make_rmem_tensor((4,), Uint32)
+        for i in range(self.count):
+            self.headers[i] = self.next_headers[i] = Uint32(0)
+        for nt in range(4):
+            self.bases[nt] = Uint32(0)
+        self.kinds[0] = Uint32(0)
+
+    def __extract_mlir_values__(self):
+        """The tensors stay where they are: nothing of them is carried through branches and loops."""
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+    def load(self, group, first_block, steps, lane):
+        """Load the headers of a task's blocks in one row group."""
+        for word in range(self.words):
+            step = cutlass.min(Int32(word * LANES) + lane, Int32(steps - 1))
+            header = first_block + Int64(step) * TILE_BLOCK_BYTES + SELECTOR_BYTES
+            self.next_headers[group * self.words + word] = Uint32(ptx.load_global_i32(header))
+
+    def start(self):
+        """Go on to the task whose headers were loaded last."""
+        for i in range(self.count):
+            self.headers[i] = self.next_headers[i]
+
+    def find(self, group, step):
+        """Return the header of a step in one row group, in every lane."""
+        word = self.headers[group * self.words]
+        for i in range(1, self.words):
+            word = select(step >= i * LANES, self.headers[group * self.words + i], word)
+        return Uint32(cute.arch.shuffle_sync(word, step & (LANES - 1)))
+
+    def push(self, kind):
+        """Keep what was found in a step."""
+        self.kinds[0] = (self.kinds[0] << KIND_BITS) | kind
+
+    def kind(self, lag):
+        """Return what was kept ``lag`` steps before the last one."""
+        return (self.kinds[0] >> (KIND_BITS * lag)) & Uint32((1 << KIND_BITS) - 1)
+
+    def load_bases(self, address):
+        """Load the bases of the lane's four slots from the stage of a task's first step."""
+        for nt, bits in enumerate(base_bits(ptx.load_shared(address))):
+            self.bases[nt] = bits
+
+
 class InlineHalves:
-    """Scales from inline storage: the tile blocks of a 128-row tile of each group, of which 64 slots are used.
+    """Scales from inline storage: of a 128-row tile of each group, of which 64 slots are used, the tile block or, if
+    the tile is raw, those of its words.
 
     Parameters are those of :class:`NativeHalves`. ``addresses`` are tile blocks, row bases and raw tiles.
     """
 
-    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int) -> None:
         self.pipeline = pipeline
         self.row_tiles = -(-intermediate // 128)
-        self.row_tile_bytes = hidden // 128 * TILE_BLOCK_BYTES
+        self.steps = hidden // 128
+        self.row_tile_bytes = self.steps * TILE_BLOCK_BYTES
+        self.group_bytes = self.row_tiles * self.row_tile_bytes
+        self.lag = lag
+
+    def remember(self):
+        """Return the registers of a producer warp."""
+        return InlineMemory(2, self.steps)
 
     def row_block(self, expert, half_tile):
         """Return the up row block of a 64-row tile; its gate block is ``row_tiles`` further."""
         return expert * (2 * self.row_tiles) + Int64(half_tile >> 1)
+
+    def look_ahead(self, memory, addresses, expert, half_tile, lane):
+        """Load the headers of a task."""
+        first, _ = self.locate(addresses, expert, half_tile)
+        for group in range(2):
+            memory.load(group, first + group * self.group_bytes, self.steps, lane)
+
+    def start(self, memory):
+        """Begin the task that was looked at last."""
+        memory.start()
+
+    def find(self, memory, step):
+        """Return the headers of a step, and keep what they say for its rebuild."""
+        up, gate = (memory.find(group, step) for group in range(2))
+        is_plain = (up | gate) == 0
+        memory.push((up >> 31) | ((gate >> 31) << 1) | select(is_plain, Uint32(0), Uint32(4)))
+        return up, gate
 
     def locate(self, addresses, expert, half_tile):
         """Return the address of the first up tile block of a 64-row tile and the distance of its steps, both Int64."""
@@ -84,19 +196,18 @@ class InlineHalves:
         return addresses[0] + first, Int64(TILE_BLOCK_BYTES)
 
     @cute.jit
-    def copy(self, stage, addresses, source, expert, half_tile, step):
+    def copy(self, stage, addresses, source, expert, half_tile, step, headers):
         """Start the copies of one step from ``source``, and of the row bases in a task's first step."""
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
-        size_bytes = Int32(TILE_BLOCK_BYTES)
-        expected_bytes = Int32(2 * TILE_BLOCK_BYTES)
+        up, gate = headers
+        more_bytes = Int32((up >> 31) + (gate >> 31)) * (STAGED_GROUP_BYTES - TILE_BLOCK_BYTES)
         if step == 0:
-            expected_bytes = Int32(2 * TILE_BLOCK_BYTES + BASE_BLOCK_BYTES)
-        ptx.arrive_expecting(landed, expected_bytes)
-        ptx.copy_bulk(target, source, size_bytes, landed)
-        ptx.copy_bulk(
-            target + TILE_BLOCK_BYTES, source + Int64(self.row_tiles * self.row_tile_bytes), size_bytes, landed
-        )
+            more_bytes = more_bytes + BASE_BLOCK_BYTES
+        ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES) + more_bytes)
+        raw = addresses[2] + Int64(half_tile & 1) * STAGED_GROUP_BYTES
+        copy_inline(target, source, raw, up, STAGED_GROUP_BYTES, landed)
+        copy_inline(target + STAGED_GROUP_BYTES, source + self.group_bytes, raw, gate, STAGED_GROUP_BYTES, landed)
         if step == 0:
             base_target = stage + self.pipeline.bases
             base_bytes = Int32(BASE_BLOCK_BYTES // 2)
@@ -106,14 +217,17 @@ class InlineHalves:
             gate_base = base + Int64(self.row_tiles * BASE_BLOCK_BYTES)
             ptx.copy_bulk(base_target + BASE_BLOCK_BYTES // 2, gate_base, base_bytes, landed)
 
-    def load_bases(self, stage, lane):
-        """Load the bases of the lane's four slots from the stage of a task's first step."""
-        return ptx.load_shared(stage + self.pipeline.bases + lane * 4)
+    def drain(self, memory):
+        """Count a step in which nothing is copied any more."""
+        memory.push(Uint32(0))
 
-    def rebuild(self, stage, lane, half, bases, addresses):
-        """Write the fp32 plane of a stage."""
+    @cute.jit
+    def rebuild(self, memory, stage, lane, half, is_first):
+        """Write the fp32 plane of a stage; ``is_first`` says that it is a task's first."""
+        if is_first:
+            memory.load_bases(stage + self.pipeline.bases + lane * 4)
         staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline(lane, half, bases, staged, addresses[2], scales)
+        rebuild_inline(lane, half, memory.bases, memory.kind(self.lag), staged, scales)
 
 
 class NativeRows:
@@ -125,19 +239,34 @@ class NativeRows:
         The stages they are staged in.
     intermediate : int
         K of the projection, whose one row group is made of whole tiles.
+    lag : int
+        Steps from a copy to its rebuild.
     """
 
-    def __init__(self, pipeline: Pipeline, *, intermediate: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, intermediate: int, lag: int) -> None:
         self.pipeline = pipeline
         self.row_block_bytes = ROWS * intermediate // 32
         self.last_step = -(-intermediate // 128) - 1
         self.has_tail = intermediate % 128 != 0
 
+    def remember(self):
+        """Nothing is kept."""
+        return ()
+
+    def look_ahead(self, memory, addresses, row_block, lane):
+        """Native words need no look ahead."""
+
+    def start(self, memory):
+        """Nothing is kept."""
+
+    def find(self, memory, step):
+        """All steps are alike."""
+
     def locate(self, addresses, row_block):
         """Return the address of the first words of a row block, Int64."""
         return addresses[0] + row_block * self.row_block_bytes
 
-    def copy(self, stage, addresses, source, row_block, step):
+    def copy(self, stage, addresses, source, row_block, step, header):
         """Start the copy of one step of a row block; ``landed`` completes when it has arrived."""
         landed = stage + self.pipeline.landed
         size_bytes = cutlass.min(Int32(NATIVE_SCALE_BYTES), Int32(self.row_block_bytes) - step * NATIVE_SCALE_BYTES)
@@ -145,13 +274,12 @@ class NativeRows:
         words = source + Int64(step) * NATIVE_SCALE_BYTES
         ptx.copy_bulk(stage + self.pipeline.staged_scales, words, size_bytes, landed)
 
-    def load_bases(self, stage, lane):
-        """Native words need no bases."""
-        return Uint32(0)
+    def drain(self, memory):
+        """Nothing is kept."""
 
     @cute.jit
-    def rebuild(self, stage, lane, step, bases, addresses):
-        """Write the fp32 plane of a stage."""
+    def rebuild(self, memory, stage, lane, step):
+        """Write the fp32 plane of a stage, the step of its task."""
         staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
         if cutlass.const_expr(self.has_tail):
             if step == self.last_step:
@@ -163,39 +291,71 @@ class NativeRows:
 
 
 class InlineRows:
-    """Scales of 128-row tiles from inline storage: one tile block a step.
+    """Scales of 128-row tiles from inline storage: the tile block or, if the tile is raw, its words.
 
     Parameters are those of :class:`NativeRows`. ``addresses`` are tile blocks, row bases and raw tiles.
     """
 
-    def __init__(self, pipeline: Pipeline, *, intermediate: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, intermediate: int, lag: int) -> None:
         self.pipeline = pipeline
-        self.row_block_bytes = -(-intermediate // 128) * TILE_BLOCK_BYTES
+        self.steps = -(-intermediate // 128)
+        self.row_block_bytes = self.steps * TILE_BLOCK_BYTES
+        self.lag = lag
+
+    def remember(self):
+        """Return the registers of a producer warp."""
+        return InlineMemory(1, self.steps)
+
+    def look_ahead(self, memory, addresses, row_block, lane):
+        """Load the headers of a task."""
+        memory.load(0, self.locate(addresses, row_block), self.steps, lane)
+
+    def start(self, memory):
+        """Begin the task that was looked at last."""
+        memory.start()
+
+    def find(self, memory, step):
+        """Return the header of a step, and keep what it says for the rebuild."""
+        header = memory.find(0, step)
+        memory.push(select(header == 0, Uint32(0), Uint32(2) - (header >> 31)))
+        return header
 
     def locate(self, addresses, row_block):
         """Return the address of the first tile block of a row block, Int64."""
         return addresses[0] + row_block * self.row_block_bytes
 
     @cute.jit
-    def copy(self, stage, addresses, source, row_block, step):
+    def copy(self, stage, addresses, source, row_block, step, header):
         """Start the copy of one step of a row block, and of its row bases in the first step."""
         landed = stage + self.pipeline.landed
-        size_bytes = Int32(TILE_BLOCK_BYTES)
-        expected_bytes = size_bytes
+        more_bytes = Int32(header >> 31) * (RAW_TILE_BYTES - TILE_BLOCK_BYTES)
         if step == 0:
-            expected_bytes = Int32(TILE_BLOCK_BYTES + BASE_BLOCK_BYTES)
-        ptx.arrive_expecting(landed, expected_bytes)
+            more_bytes = more_bytes + BASE_BLOCK_BYTES
+        ptx.arrive_expecting(landed, Int32(TILE_BLOCK_BYTES) + more_bytes)
         block = source + Int64(step) * TILE_BLOCK_BYTES
-        ptx.copy_bulk(stage + self.pipeline.staged_scales, block, size_bytes, landed)
+        copy_inline(stage + self.pipeline.staged_scales, block, addresses[2], header, RAW_TILE_BYTES, landed)
         if step == 0:
             bases = addresses[1] + row_block * BASE_BLOCK_BYTES
             ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BLOCK_BYTES), landed)
 
-    def load_bases(self, stage, lane):
-        """Load the bases of the lane's four slots from the stage of a task's first step."""
-        return ptx.load_shared(stage + self.pipeline.bases + lane * 4)
+    def drain(self, memory):
+        """Count a step in which nothing is copied any more."""
+        memory.push(Uint32(0))
 
-    def rebuild(self, stage, lane, step, bases, addresses):
-        """Write the fp32 plane of a stage."""
+    @cute.jit
+    def rebuild(self, memory, stage, lane, step):
+        """Write the fp32 plane of a stage, the step of its task."""
+        if step == 0:
+            memory.load_bases(stage + self.pipeline.bases + lane * 4)
         staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline_rows(lane, bases, staged, addresses[2], scales)
+        rebuild_inline_rows(lane, memory.bases, memory.kind(self.lag), staged, scales)
+
+
+@cute.jit
+def copy_inline(target, block, raw, header, raw_bytes: cutlass.Constexpr, landed):
+    """Copy a tile block, or the first ``raw_bytes`` from ``raw`` on of the raw tile that its header names."""
+    if Int32(header) < 0:
+        words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES
+        ptx.copy_bulk(target, words, Int32(raw_bytes), landed)
+    else:
+        ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)

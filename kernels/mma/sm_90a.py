@@ -17,8 +17,8 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES
-from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_GROUP_BYTES
+from planfreeze.kernels.scales.geometry import SELECTOR_BYTES
 
 PRODUCT_FACTOR = 64.0
 """Times a product of decoded weights gives the product of the E2M1 values."""
@@ -133,68 +133,74 @@ def store_words(lane, words, scales, columns=COLUMNS):
         ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
 
 
+def base_bits(bases):
+    """Return the fp32 bits of a lane's four row bases."""
+    return [scale_bits(bases, nt) for nt in range(4)]
+
+
 def store_selected(lane, selectors, bases, scales):
     """Write the fp32 scales of a lane's four slots: bit ``4 * nt + column`` chooses between base and base + 1."""
-    base_bits = [scale_bits(bases, nt) for nt in range(4)]
-    zero = [ptx.float_of_bits(bits) for bits in base_bits]
-    one = [ptx.float_of_bits(bits + Uint32(1 << 23)) for bits in base_bits]
     for column in range(COLUMNS):
-        values = [ptx.select_by_bit(selectors, 4 * nt + column, one[nt], zero[nt]) for nt in range(4)]
+        # The selector becomes the lowest bit of the exponent.
+        values = [ptx.add_bit(bases[nt], selectors, 4 * nt + column, 23) for nt in range(4)]
         ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
 
 
 @cute.jit
-def rebuild_inline_rows(lane: Int32, bases: Uint32, staged: Int32, raw: Int64, scales: Int32):
-    """Turn one staged tile block of 128 rows into the fp32 plane.
+def rebuild_inline_rows(lane: Int32, bases, kind: Uint32, staged: Int32, scales: Int32):
+    """Turn the staged scales of 128 rows into the fp32 plane: a tile block, or the words of a raw tile.
 
-    ``bases`` holds the lane's four row bases, ``raw`` is the global address of the raw tiles. Where the tile has two
-    columns only, the other two of the plane get finite numbers without meaning.
+    ``bases`` are the fp32 bits of the lane's four row bases. ``kind`` is 0 for a tile block without exceptions, 1 for a
+    raw tile and 2 for a tile block with records. Where the tile has two columns only, the other two of the plane get
+    finite numbers without meaning.
     """
-    slot = 4 * lane
-    selectors = ptx.load_shared(staged + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
-    # Lane i of every eight: word i after the selectors, which is the header or record i - 1.
-    record = ptx.load_shared(staged + 64 + ((lane & 7) << 2))
-    store_selected(lane, selectors, bases, scales)
-    header = Int32(cute.arch.shuffle_sync(record, 0))
-    if header != 0:
-        # Orders the stores above before the patches below, which are other lanes'.
-        cute.arch.sync_warp()
-        if header < 0:
-            store_words(lane, ptx.load_global_x4(raw + Int64(header & 0x7FFFFFFF) * 512 + Int64(slot * 4)), scales)
-        else:
-            if (lane >= 1) & (lane <= 7) & (lane <= header):
-                column = Int32((record >> 8) & Uint32(3))
-                slot_bytes = Int32(record & Uint32(127)) * 4
-                ptx.store_shared_f32(scales + column * COLUMN_BYTES + slot_bytes, scale_of(record, 2))
+    if kind == Uint32(1):
+        store_words(lane, ptx.load_shared_x4(staged + lane * 16), scales)
+    else:
+        slot = 4 * lane
+        selectors = ptx.load_shared(staged + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
+        store_selected(lane, selectors, bases, scales)
+        if kind != Uint32(0):
+            # Lane i has word i after the selectors: the number of records, then the records.
+            record = ptx.load_shared(staged + SELECTOR_BYTES + ((lane & 7) << 2))
+            count = Int32(cute.arch.shuffle_sync(record, 0))
+            # Orders the stores above before the patches below, which are other lanes'.
+            cute.arch.sync_warp()
+            if (lane >= 1) & (lane <= 7) & (lane <= count):
+                store_record(record, record & Uint32(127), scales)
 
 
 @cute.jit
-def rebuild_inline(lane: Int32, half: Int32, bases: Uint32, staged: Int32, raw: Int64, scales: Int32):
-    """Turn the staged tile blocks of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
+def rebuild_inline(lane: Int32, half: Int32, bases, kinds: Uint32, staged: Int32, scales: Int32):
+    """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
-    ``half`` says which 64 slots of a tile the stage covers, ``bases`` holds the lane's four row bases, ``raw`` is the
-    global address of the raw tiles.
+    ``half`` says which 64 slots of a tile the stage covers, ``bases`` are the fp32 bits of the lane's four row bases.
+    Bits 0 and 1 of ``kinds`` are set for a group whose words of a raw tile were staged in place of a tile block; bit 2 is
+    set if a group has those or records.
     """
-    block = staged + (lane >> 4) * TILE_BLOCK_BYTES
+    block = staged + (lane >> 4) * STAGED_GROUP_BYTES
     slot = 64 * half + 4 * (lane & 15)
     selectors = ptx.load_shared(block + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
-    # Lane i of every eight: word i after the selectors, which is the header or record i - 1.
-    record = ptx.load_shared(block + 64 + ((lane & 7) << 2))
     store_selected(lane, selectors, bases, scales)
-    header = Int32(cute.arch.shuffle_sync(record, lane & 16))
-    if cute.arch.vote_any_sync(header != 0):
+    if kinds != Uint32(0):
+        # Lane i of every eight: word i after the selectors, which is the number of records or record i - 1.
+        record = ptx.load_shared(block + SELECTOR_BYTES + ((lane & 7) << 2))
+        count = Int32(cute.arch.shuffle_sync(record, lane & 16))
         # Orders the stores above before the patches below, which are other lanes'.
         cute.arch.sync_warp()
-        if header < 0:
-            words = ptx.load_global_x4(raw + Int64(header & 0x7FFFFFFF) * 512 + Int64(slot * 4))
-            store_words(lane, words, scales)
+        if ((kinds >> Uint32(lane >> 4)) & Uint32(1)) != Uint32(0):
+            store_words(lane, ptx.load_shared_x4(block + (lane & 15) * 16), scales)
         else:
             order = lane & 15
-            target = Int32(record & Uint32(127))
-            if (order >= 1) & (order <= 7) & (order <= header) & ((target >> 6) == half):
-                column = Int32((record >> 8) & Uint32(3))
-                slot_bytes = (64 * (lane >> 4) + (target & 63)) * 4
-                ptx.store_shared_f32(scales + column * COLUMN_BYTES + slot_bytes, scale_of(record, 2))
+            target = record & Uint32(127)
+            if (order >= 1) & (order <= 7) & (order <= count) & (Int32(target >> 6) == half):
+                store_record(record, Uint32(64 * (lane >> 4)) + (target & Uint32(63)), scales)
+
+
+def store_record(record, slot, scales):
+    """Write the scale of a record over the selected one; ``slot`` is its place in the stage."""
+    column = Int32((record >> 8) & Uint32(3))
+    ptx.store_shared_f32(scales + column * COLUMN_BYTES + Int32(slot) * 4, scale_of(record, 2))
 
 
 # --- pipeline ---------------------------------------------------------------------------------------------------
@@ -219,10 +225,15 @@ def init_stages(pipeline, shared):
 
 
 @cute.jit
-def advance(pipeline: cutlass.Constexpr, shared: Int32, stage: Int32, parity: Int32):
-    """Move to the next stage of the ring: its shared address and the parity of its phase."""
-    stage = stage + pipeline.stage_bytes
-    if stage == shared + pipeline.shared_bytes:
-        stage = shared
+def advance(pipeline: cutlass.Constexpr, stage: Int32, left: Int32, parity: Int32):
+    """Move to the next stage of the ring: its shared address, stages to its end, and the parity of its phase.
+
+    ``left`` starts with the number of stages. A comparison with the address of the ring would cost more: it is made
+    anew each time from a special register.
+    """
+    left = left - 1
+    if left == 0:
+        left = left + pipeline.stages
+        stage = stage - pipeline.shared_bytes
         parity = parity ^ 1
-    return stage, parity
+    return stage + pipeline.stage_bytes, left, parity

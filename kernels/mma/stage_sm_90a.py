@@ -6,7 +6,7 @@ Launch facts and kernels take their offsets from here, so that they cannot disag
 from dataclasses import dataclass
 
 from planfreeze.family import LaunchInfo
-from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
+from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES
 
 __all__ = [
     "BARRIER_BYTES",
@@ -16,6 +16,7 @@ __all__ = [
     "ROW_BYTES",
     "ROW_SCALE_BYTES",
     "SCALE_PLANE_BYTES",
+    "STAGED_GROUP_BYTES",
     "WEIGHT_BYTES",
     "Pipeline",
     "row_pipeline",
@@ -28,7 +29,9 @@ WEIGHT_BYTES = ROWS * 128 // 2
 SCALE_PLANE_BYTES = 4 * ROWS * 4
 """Rebuilt fp32 scales, ``[K32 column][slot]``."""
 NATIVE_SCALE_BYTES = ROWS * 4
-"""Native scale words of 128 rows."""
+"""Native scale words of 128 rows, and the most that is staged of inline storage: the words of a raw tile."""
+STAGED_GROUP_BYTES = NATIVE_SCALE_BYTES // 2
+"""Distance of what is staged of two row groups."""
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One activation row of K128 and its four fp32 scales."""
 CONSUMERS = 128
@@ -47,13 +50,12 @@ class Pipeline:
     stages : int
         Stages of the ring.
     is_inline : bool
-        Inline scale storage is staged (a tile block per row group and 128 row bases), else native scale words.
+        Inline scale storage is staged (a tile block or raw words per row group, and 128 row bases), else native scale
+        words.
     activation_bytes : int
         Activations of K128, a multiple of 16.
     activation_scale_bytes : int
         Their fp32 scales, a multiple of 16.
-    row_groups : int
-        Row groups the 128 weight rows come from: 2 for 64 up and 64 gate rows, else 1.
 
     Notes
     -----
@@ -66,7 +68,6 @@ class Pipeline:
     is_inline: bool
     activation_bytes: int
     activation_scale_bytes: int
-    row_groups: int
 
     @property
     def weights(self) -> int:
@@ -85,12 +86,8 @@ class Pipeline:
         return self.activations + self.activation_bytes
 
     @property
-    def staged_scale_bytes(self) -> int:
-        return self.row_groups * TILE_BLOCK_BYTES if self.is_inline else NATIVE_SCALE_BYTES
-
-    @property
     def bases(self) -> int:
-        return self.staged_scales + self.staged_scale_bytes
+        return self.staged_scales + NATIVE_SCALE_BYTES
 
     @property
     def activation_scales(self) -> int:
@@ -127,12 +124,11 @@ class Pipeline:
         )
 
 
-def row_pipeline(*, is_inline: bool, row_groups: int) -> Pipeline:
+def row_pipeline(*, is_inline: bool) -> Pipeline:
     """Return the stages of a direct-route kernel: four, each with one activation row of K128 and its scales."""
     return Pipeline(
         stages=4,
         is_inline=is_inline,
         activation_bytes=ROW_BYTES,
         activation_scale_bytes=ROW_SCALE_BYTES,
-        row_groups=row_groups,
     )

@@ -26,15 +26,15 @@ __all__ = [
 
 @dsl_user_op
 def load_global_byte(address, *, loc=None, ip=None):
-    """Load one byte that no thread of this launch writes, with zeros above it."""
-    (word,) = emit([T.i32()], [address], "ld.global.nc.u8 $0, [$1];", "=r,l", loc=loc, ip=ip)
+    """Load one byte, with zeros above it."""
+    (word,) = emit([T.i32()], [address], "ld.global.u8 $0, [$1];", "=r,l", loc=loc, ip=ip)
     return Uint32(word)
 
 
 @dsl_user_op
 def load_global_half(address, *, loc=None, ip=None):
-    """Load 16 bits that no thread of this launch writes, with zeros above them."""
-    (word,) = emit([T.i32()], [address], "ld.global.nc.u16 $0, [$1];", "=r,l", loc=loc, ip=ip)
+    """Load 16 bits, with zeros above them."""
+    (word,) = emit([T.i32()], [address], "ld.global.u16 $0, [$1];", "=r,l", loc=loc, ip=ip)
     return Uint32(word)
 
 

@@ -5,7 +5,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import select, store_global_byte, store_global_x1, store_global_x2
 from planfreeze.kernels.mma.mxfp8 import NOT_FINITE, block_amax, block_scale, low_high, round_e4m3, scale_factor
 from planfreeze.kernels.mma.ptx import load_global_x4
@@ -52,6 +52,7 @@ class ActQuant:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         vector = Int64(block) * self.launch.block[0] + Int64(thread)
+        follow()
         if vector < Int64(tokens) * (self.hidden // 8):
             words = load_global_x4(x + vector * 16)
             byte, is_finite = block_scale(block_amax(words, lanes=4))

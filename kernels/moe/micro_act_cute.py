@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import bits_of_float, pack_bf16, select, store_global_byte, store_global_x1
 from planfreeze.kernels.mma.mxfp8 import NOT_FINITE, block_amax, block_scale, low_high, round_e4m3, scale_factor
 from planfreeze.kernels.mma.tasks import load_id, split_task
@@ -100,6 +100,7 @@ class MicroAct:
         # Lanes past the last column repeat the first one's reads.
         is_live = column < self.intermediate
         read_column = Int32(select(is_live, Uint32(column), Uint32(0)))
+        follow()
         gate_address = projections + (Int64(pair) * (2 * self.intermediate) + Int64(read_column)) * 2
         # Started before the id is known, which saves the latency of one load.
         gate = ptx.load_global_x2(gate_address)

@@ -66,7 +66,7 @@ class MicroFc1Payload(Payload):
 
 def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
     """Return the stages of the sm_90a kernels: 64 up and 64 gate rows of K128, and one activation row."""
-    return row_pipeline(is_inline=csf_inline, row_groups=2)
+    return row_pipeline(is_inline=csf_inline)
 
 
 @family(MicroFc1Payload, version=1)

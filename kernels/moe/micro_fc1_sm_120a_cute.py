@@ -5,7 +5,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
     commit_copies,
@@ -118,6 +118,7 @@ class MicroFc1:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16).toint())
+        follow()
         tasks_per_pair = 2 * self.tiles
         for task in cutlass.range(Int32(block), pairs * tasks_per_pair, Int32(blocks), unroll=1):
             pair = Int32(pair_of(task, tasks_per_pair))

@@ -7,10 +7,10 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
-from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
+from planfreeze.kernels.mma.tasks import load_id, pair_of, share_tasks, split_task
 from planfreeze.kernels.moe.micro_fc1 import pipeline_sm_90a
 
 __all__ = ["MicroFc1"]
@@ -64,8 +64,6 @@ class MicroFc1:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
         assert launch == self.pipeline.launch
-        storage = InlineHalves if csf_inline else NativeHalves
-        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
         self.hidden = hidden
         self.intermediate = intermediate
         self.top_k = top_k
@@ -74,6 +72,8 @@ class MicroFc1:
         self.tiles = intermediate // 64
         # Less than a task's steps: when the first step of a task is rebuilt, its last one is not yet copied.
         self.lag = min(self.pipeline.stages - 2, self.steps - 1)
+        storage = InlineHalves if csf_inline else NativeHalves
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -91,12 +91,12 @@ class MicroFc1:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
-        walk = (block, blocks, pairs * self.tiles)
+        walk = share_tasks(pairs * self.tiles, block, blocks)
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
         first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
-        if block < walk[2]:
-            first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
+        if walk[0] < walk[2]:
+            first_id = load_id(topk_ids, pair_of(walk[0], self.tiles), self.id_bits)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, first_id, parameters)
@@ -106,71 +106,109 @@ class MicroFc1:
     @cute.jit
     def produce(self, shared, lane, walk, next_id, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         a8, a_scale, w13 = parameters[:3]
         addresses = parameters[3:-5]
         topk_ids, experts = parameters[-5], parameters[-1]
-        stage, parity = shared, Int32(1)
-        behind, behind_parity = shared, Int32(0)
-        copied = Int32(0)
-        half, bases = Int32(0), Uint32(0)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
+        behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
+        copied, ahead = Int32(0), Int32(0)
+        half = Int32(0)
+        memory = self.scales.remember()
+        if (next_id >= 0) & (next_id < experts):
+            expert, tile = Int64(next_id), split_task(first, self.tiles)[1]
+            self.scales.look_ahead(memory, addresses, expert, tile, lane)
+            ahead = self.copy_ahead(shared, self.locate_weights(w13, expert, tile))
+        # Ids and weights are older than the launch before this one, which makes the activations.
+        follow()
+        for task in cutlass.range(first, tasks, sharers, unroll=1):
             # Ids are loaded one task ahead: a load takes about as long as a step.
             current = next_id
-            if task + blocks < tasks:
-                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+            if task + sharers < tasks:
+                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
                 pair, tile = split_task(task, self.tiles)
                 expert = Int64(current)
                 token = Int64(pair // Uint32(self.top_k))
-                weights = w13 + (expert * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
+                weights = self.locate_weights(w13, expert, tile)
                 row = a8 + token * self.hidden
                 row_scales = a_scale + token * (self.hidden // 8)
                 scales, scale_step = self.scales.locate(addresses, expert, tile)
+                self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
+                    headers = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
-                        self.copy(stage, weights, row, row_scales)
-                        self.scales.copy(stage, addresses, scales, expert, tile, step)
+                        if copied >= ahead:
+                            self.copy_weights(stage, weights)
+                        self.copy_row(stage, row, row_scales)
+                        self.scales.copy(stage, addresses, scales, expert, tile, step, headers)
                     weights = weights + HALF_WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + ROW_SCALE_BYTES
                     scales = scales + scale_step
-                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                     if copied >= self.lag:
-                        ptx.wait(behind + self.pipeline.landed, behind_parity)
                         if step == self.lag:
                             half = tile & 1
-                            bases = self.scales.load_bases(behind, lane)
-                        self.finish(behind, lane, half, bases, addresses)
-                        behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                        self.finish(memory, behind, behind_parity, lane, half, step == self.lag)
+                        behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                    if step == 1:
+                        self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
                     copied = copied + 1
-        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
-            ptx.wait(behind + self.pipeline.landed, behind_parity)
-            self.finish(behind, lane, half, bases, addresses)
-            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+            else:
+                self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
+        for i in cutlass.range(0, self.lag, 1, unroll=1):
+            self.scales.drain(memory)
+            if copied + i >= self.lag:
+                self.finish(memory, behind, behind_parity, lane, half, False)
+                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
 
-    def copy(self, stage, weights, row, row_scales):
-        """Start the copies that ``full`` waits for: weights of both groups, the activation row and its scales."""
+    def locate_weights(self, w13, expert, tile):
+        """Return the address of the first up words of a task, Int64."""
+        return w13 + (expert * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
+
+    @cute.jit
+    def look_ahead(self, memory, addresses, task, current, experts, lane):
+        """Look at the scales of the next task, if it has an expert."""
+        if (current >= 0) & (current < experts):
+            self.scales.look_ahead(memory, addresses, Int64(current), split_task(task, self.tiles)[1], lane)
+
+    def copy_ahead(self, shared, weights):
+        """Start copying weights to stages that nobody used before; return how many."""
+        stages = min(self.pipeline.stages, self.steps)
+        with cute.arch.elect_one():
+            for i in range(stages):
+                self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * HALF_WEIGHT_BYTES)
+        return Int32(stages)
+
+    def copy_weights(self, stage, weights):
+        """Start the copies of the weights of both groups, which ``full`` waits for."""
         full = stage + self.pipeline.full
         target = stage + self.pipeline.weights
         size_bytes = Int32(HALF_WEIGHT_BYTES)
         gate = weights + Int64(self.hidden * self.intermediate // 2)
-        ptx.arrive_expecting(full, Int32(WEIGHT_BYTES + ROW_BYTES + ROW_SCALE_BYTES))
+        ptx.arrive_expecting(full, Int32(WEIGHT_BYTES))
         ptx.copy_bulk(target, weights, size_bytes, full)
         ptx.copy_bulk(target + HALF_WEIGHT_BYTES, gate, size_bytes, full)
+
+    def copy_row(self, stage, row, row_scales):
+        """Start the copies of the activation row and its scales, which ``full`` waits for."""
+        full = stage + self.pipeline.full
+        ptx.expect(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
         ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
         ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
 
-    def finish(self, stage, lane, half, bases, addresses):
-        """Rebuild the landed scales of a stage and arrive on ``full``."""
-        self.scales.rebuild(stage, lane, half, bases, addresses)
+    def finish(self, memory, stage, parity, lane, half, is_first):
+        """Rebuild the scales of a stage once they have landed, and arrive on ``full``."""
+        ptx.wait(stage + self.pipeline.landed, parity)
+        self.scales.rebuild(memory, stage, lane, half, is_first)
         mma.arrive_once(stage + self.pipeline.full)
 
     @cute.jit
     def consume(self, shared, thread, walk, next_id, parameters):
         """Multiply the stages of every task; lanes 0, 4, .. 28 store the projections of their four rows."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         topk_ids, alpha, projections, _, experts = parameters[-5:]
         lane, warp = thread & 31, thread >> 5
         quad, group, chunk = lane >> 2, warp >> 1, warp & 1
@@ -179,11 +217,11 @@ class MicroFc1:
         # Rows are up, then gate; columns are gate, then up.
         column = (1 - group) * self.intermediate + chunk * 32 + quad
         sums = cute.make_rmem_tensor((4,), Float32)
-        stage, parity = shared, Int32(0)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
+        for task in cutlass.range(first, tasks, sharers, unroll=1):
             current = next_id
-            if task + blocks < tasks:
-                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+            if task + sharers < tasks:
+                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
                 factor = ptx.load_global_f32(alpha + Int64(current) * 4)
                 for nt in cutlass.range_constexpr(4):
@@ -191,11 +229,11 @@ class MicroFc1:
                 for _ in cutlass.range(0, self.steps, 1, unroll=1):
                     ptx.wait(stage + self.pipeline.full, parity)
                     mma.multiply_row(self.pipeline, stage, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, sums)
-                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if (lane & 3) == 0:
                     pair, tile = split_task(task, self.tiles)
-                    first = Int64(pair) * (2 * self.intermediate) + Int64(tile * 64 + column)
-                    target = projections + first * 2
+                    place = Int64(pair) * (2 * self.intermediate) + Int64(tile * 64 + column)
+                    target = projections + place * 2
                     for nt in cutlass.range_constexpr(4):
                         value = ptx.mul_rn(ptx.mul_rn(sums[nt], Float32(mma.PRODUCT_FACTOR)), factor)
                         ptx.store_global_bf16(target + 16 * nt, value)

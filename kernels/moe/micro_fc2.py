@@ -61,7 +61,7 @@ class MicroFc2Payload(Payload):
 
 def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
     """Return the stages of the sm_90a kernels: 128 rows of K128, and one row of the intermediate."""
-    return row_pipeline(is_inline=csf_inline, row_groups=1)
+    return row_pipeline(is_inline=csf_inline)
 
 
 @family(MicroFc2Payload, version=1)

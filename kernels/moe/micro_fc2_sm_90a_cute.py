@@ -7,10 +7,10 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
-from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
+from planfreeze.kernels.mma.tasks import load_id, pair_of, share_tasks, split_task
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 from planfreeze.kernels.moe.micro_fc2 import pipeline_sm_90a
 
@@ -60,8 +60,6 @@ class MicroFc2:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
         assert launch == self.pipeline.launch
-        storage = InlineRows if csf_inline else NativeRows
-        self.scales = storage(self.pipeline, intermediate=intermediate)
         self.hidden = hidden
         self.id_bits = id_bits
         self.tiles = row_tiles(hidden)
@@ -70,6 +68,8 @@ class MicroFc2:
         self.steps = row_tiles(intermediate)
         self.whole_steps = intermediate // 128
         self.lag = self.pipeline.stages - 2
+        storage = InlineRows if csf_inline else NativeRows
+        self.scales = storage(self.pipeline, intermediate=intermediate, lag=self.lag)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -87,12 +87,12 @@ class MicroFc2:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
-        walk = (block, blocks, pairs * self.tiles)
+        walk = share_tasks(pairs * self.tiles, block, blocks)
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
         first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
-        if block < walk[2]:
-            first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
+        if walk[0] < walk[2]:
+            first_id = load_id(topk_ids, pair_of(walk[0], self.tiles), self.id_bits)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, first_id, parameters)
@@ -102,64 +102,100 @@ class MicroFc2:
     @cute.jit
     def produce(self, shared, lane, walk, next_id, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         intermediate, w2 = parameters[:2]
         addresses = parameters[2:-7]
         topk_ids, experts, rows = parameters[-7], parameters[-2], parameters[-1]
         first_row_scales = intermediate + Int64(rows) * self.padded
-        stage, parity = shared, Int32(1)
-        behind, behind_parity, behind_step = shared, Int32(0), Int32(0)
-        bases = Uint32(0)
-        copied = Int32(0)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
+        behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
+        behind_step = Int32(0)
+        copied, ahead = Int32(0), Int32(0)
+        memory = self.scales.remember()
+        if (next_id >= 0) & (next_id < experts):
+            row_block = self.row_block(next_id, first)
+            self.scales.look_ahead(memory, addresses, row_block, lane)
+            ahead = self.copy_ahead(shared, w2 + row_block * self.row_block_bytes)
+        # Ids and weights are older than the launch before this one, which makes the intermediate.
+        follow()
+        for task in cutlass.range(first, tasks, sharers, unroll=1):
             # Ids are loaded one task ahead: a load takes about as long as a step.
             current = next_id
-            if task + blocks < tasks:
-                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+            if task + sharers < tasks:
+                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
-                pair, tile = split_task(task, self.tiles)
-                row_block = Int64(current) * self.tiles + Int64(tile)
+                pair, _ = split_task(task, self.tiles)
+                row_block = self.row_block(current, task)
                 weights = w2 + row_block * self.row_block_bytes
                 row = intermediate + Int64(pair) * self.padded
                 row_scales = first_row_scales + Int64(pair) * ROW_SCALE_BYTES
                 scales = self.scales.locate(addresses, row_block)
+                self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
+                    header = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
-                        self.copy(stage, weights, row, row_scales, step)
-                        self.scales.copy(stage, addresses, scales, row_block, step)
+                        if copied >= ahead:
+                            self.copy_weights(stage, weights, step)
+                        self.copy_row(stage, row, row_scales)
+                        self.scales.copy(stage, addresses, scales, row_block, step, header)
                     weights = weights + WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + Int64(rows) * ROW_SCALE_BYTES
-                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                     if copied >= self.lag:
-                        bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
-                        behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                        self.finish(memory, behind, behind_parity, lane, behind_step)
+                        behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                         behind_step = self.advance_step(behind_step)
+                    if step == self.steps - 1:
+                        self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
                     copied = copied + 1
-        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
-            bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
-            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
-            behind_step = self.advance_step(behind_step)
+            else:
+                self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
+        for i in cutlass.range(0, self.lag, 1, unroll=1):
+            self.scales.drain(memory)
+            if copied + i >= self.lag:
+                self.finish(memory, behind, behind_parity, lane, behind_step)
+                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                behind_step = self.advance_step(behind_step)
 
-    def copy(self, stage, weights, row, row_scales, step):
-        """Start the copies that ``full`` waits for: weights, of K64 in a tail, the intermediate row and its scales."""
+    def row_block(self, expert, task):
+        """Return the row block of a task, Int64."""
+        return Int64(expert) * self.tiles + Int64(split_task(task, self.tiles)[1])
+
+    @cute.jit
+    def look_ahead(self, memory, addresses, task, current, experts, lane):
+        """Look at the scales of the next task, if it has an expert."""
+        if (current >= 0) & (current < experts):
+            self.scales.look_ahead(memory, addresses, self.row_block(current, task), lane)
+
+    def copy_ahead(self, shared, weights):
+        """Start copying weights to stages that nobody used before; return how many."""
+        stages = min(self.pipeline.stages, self.steps)
+        with cute.arch.elect_one():
+            for i in range(stages):
+                self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * WEIGHT_BYTES, Int32(i))
+        return Int32(stages)
+
+    def copy_weights(self, stage, weights, step):
+        """Start the copy of the weights, of K64 in a tail, which ``full`` waits for."""
         full = stage + self.pipeline.full
         size_bytes = cutlass.min(Int32(WEIGHT_BYTES), Int32(self.row_block_bytes) - step * WEIGHT_BYTES)
-        ptx.arrive_expecting(full, size_bytes + (ROW_BYTES + ROW_SCALE_BYTES))
+        ptx.arrive_expecting(full, size_bytes)
         ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
+
+    def copy_row(self, stage, row, row_scales):
+        """Start the copies of the intermediate row and its scales, which ``full`` waits for."""
+        full = stage + self.pipeline.full
+        ptx.expect(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
         ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
         ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
 
-    @cute.jit
-    def finish(self, stage, parity, lane, step, bases, addresses):
-        """Rebuild the scales of a stage once they have landed, and arrive on ``full``; return its row bases."""
+    def finish(self, memory, stage, parity, lane, step):
+        """Rebuild the scales of a stage once they have landed, and arrive on ``full``."""
         ptx.wait(stage + self.pipeline.landed, parity)
-        if step == 0:
-            bases = self.scales.load_bases(stage, lane)
-        self.scales.rebuild(stage, lane, step, bases, addresses)
+        self.scales.rebuild(memory, stage, lane, step)
         mma.arrive_once(stage + self.pipeline.full)
-        return bases
 
     @cute.jit
     def advance_step(self, step):
@@ -172,7 +208,7 @@ class MicroFc2:
     @cute.jit
     def consume(self, shared, thread, walk, next_id, parameters):
         """Multiply the stages of every task; lanes 0, 4, .. 28 store the results of their four rows."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         topk_ids, topk_weights, alpha, route_output, _, experts, _ = parameters[-7:]
         lane, warp = thread & 31, thread >> 5
         quad = lane >> 2
@@ -180,11 +216,11 @@ class MicroFc2:
         scale_offset = self.pipeline.scales + (warp * 8 + quad) * 16
         first_row = warp * 32 + quad
         sums = cute.make_rmem_tensor((4,), Float32)
-        stage, parity = shared, Int32(0)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
+        for task in cutlass.range(first, tasks, sharers, unroll=1):
             current = next_id
-            if task + blocks < tasks:
-                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+            if task + sharers < tasks:
+                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
             pair, tile = split_task(task, self.tiles)
             factor, weight = Float32(0.0), Float32(0.0)
             for nt in cutlass.range_constexpr(4):
@@ -195,16 +231,16 @@ class MicroFc2:
                 for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
                     ptx.wait(stage + self.pipeline.full, parity)
                     mma.multiply_row(self.pipeline, stage, weight_offset, scale_offset, COLUMN_STRIDE, sums)
-                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if cutlass.const_expr(self.steps > self.whole_steps):
                     ptx.wait(stage + self.pipeline.full, parity)
                     mma.multiply_row(
                         self.pipeline, stage, weight_offset, scale_offset, COLUMN_STRIDE, sums, mma.TAIL_COLUMNS
                     )
-                    stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
             if (lane & 3) == 0:
-                first = Int64(pair) * self.hidden + Int64(tile * 128 + first_row)
-                target = route_output + first * 2
+                place = Int64(pair) * self.hidden + Int64(tile * 128 + first_row)
+                target = route_output + place * 2
                 for nt in cutlass.range_constexpr(4):
                     value = ptx.mul_rn(ptx.mul_rn(sums[nt], Float32(mma.PRODUCT_FACTOR)), factor)
                     ptx.store_global_bf16(target + 16 * nt, ptx.mul_rn(value, weight))

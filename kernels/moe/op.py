@@ -20,7 +20,7 @@ from planfreeze.kernels.moe.calls import ARGUMENTS, Call, Operands, Scratch, div
 from planfreeze.kernels.moe.experts import PreparedExperts
 from planfreeze.kernels.moe.plan import CapacityPlan, MoEPlan
 from planfreeze.kernels.moe.rules import ScaleMode
-from planfreeze.kernels.moe.stages import StageName
+from planfreeze.kernels.moe.stages import Stage
 from planfreeze.programs import Bound, Program
 from planfreeze.sessions import Session
 from planfreeze.target import target
@@ -30,8 +30,8 @@ __all__ = ["CallPrograms", "MoELayer", "bind", "moe_layer"]
 ID_DTYPES = {"int32": torch.int32, "int64": torch.int64}
 WORKSPACE_ALIGNMENT_BYTES = 16
 """Kernels move scratch in 16-byte loads and stores."""
-CallPrograms: TypeAlias = tuple[tuple[StageName, Program], ...]
-"""Loaded programs of a call in the order of their launches, each with the stage it is."""
+CallPrograms: TypeAlias = tuple[tuple[Stage, Program], ...]
+"""Loaded programs of a call in the order of their launches, each with its stage."""
 
 
 # By handle, so that an operator can find a layer; kept alive by their owners alone.
@@ -148,7 +148,10 @@ class MoELayer:
             out=out,
         )
         programs = self.programs[planned.capacity, topk_ids.dtype]
-        return tuple(program.bind(*ARGUMENTS[stage](call)) for stage, program in programs)
+        return tuple(
+            program.bind(*ARGUMENTS[stage.name](call), is_programmatic=stage.is_programmatic)
+            for stage, program in programs
+        )
 
     def check_apart(self, **tensors: Tensor) -> None:
         """Refuse tensors of a call that lie in the workspace, which the call overwrites."""
@@ -207,7 +210,7 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
     if device.capability != target(plan.arch).capability:
         raise WrongDevice("the MoE layer", plan.arch, device.name, device.capability)
     programs = {
-        (planned.capacity, ID_DTYPES[id_type]): tuple((stage.name, session.program(stage.payload)) for stage in stages)
+        (planned.capacity, ID_DTYPES[id_type]): tuple((stage, session.program(stage.payload)) for stage in stages)
         for planned in plan.capacities
         for id_type, stages in zip(plan.id_types, planned.stages, strict=True)
     }

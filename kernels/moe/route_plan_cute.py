@@ -5,7 +5,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
 from planfreeze.kernels.mma.memory import barrier, select, store_global_x1, store_global_x4
 from planfreeze.kernels.mma.mxfp8 import exchange
 from planfreeze.kernels.mma.ptx import load_global_i32, load_global_i64, load_shared, load_shared_x4
@@ -108,6 +108,7 @@ class RoutePlan:
         start = block * chunk
         end = smaller(start + chunk, pairs)
 
+        start_next()
         self.clear(shared, thread)
         barrier()
         self.count(shared, topk_ids, pairs, start, thread)
@@ -125,6 +126,8 @@ class RoutePlan:
         warp = thread >> 5
         for expert in cutlass.range(block * WARPS + warp, self.experts, blocks * WARPS, unroll=1):
             self.describe_tiles(shared, token_map, row_weight, tile_expert, tile_valid, expert, thread & 31)
+        # Routes do not come from the launch before this one, but who waits for this one relies on that one, too.
+        wait_for_previous()
 
     @cute.jit
     def clear(self, shared, thread):

@@ -157,7 +157,6 @@ def pipeline_sm_90a(*, tile_m: int, csf_inline: bool) -> TokenPipeline:
     return TokenPipeline(
         stages=STAGES_SM_90A,
         is_inline=csf_inline,
-        row_groups=2,
         activation_bytes=tile_m * K_TILE,
         activation_scale_bytes=16 * tile_m + 16,
         tokens=tile_m,

@@ -5,7 +5,7 @@ import cutlass
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
     commit_copies,
@@ -156,6 +156,7 @@ class SplitFc1:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16).toint())
+        follow()
         for task in cutlass.range(Int32(block), load_global_i32(tile_count) * self.tiles, Int32(blocks), unroll=1):
             m_tile = Int32(Uint32(task) // Uint32(self.tiles))
             self.project(shared, parameters, m_tile, task - m_tile * self.tiles)

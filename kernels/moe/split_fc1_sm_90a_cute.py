@@ -8,7 +8,7 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import bits_of_float, commit_copies, pack_bf16, select, store_global_x1, wait_copies
 from planfreeze.kernels.mma.mxfp8 import (
     NOT_FINITE,
@@ -22,6 +22,7 @@ from planfreeze.kernels.mma.mxfp8 import (
 )
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.mma.tasks import share_tasks
 from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width
 from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
@@ -93,8 +94,6 @@ class SplitFc1:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
-        storage = InlineHalves if csf_inline else NativeHalves
-        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
         self.hidden = hidden
         self.intermediate = intermediate
         self.padded = padded_width(intermediate)
@@ -108,6 +107,8 @@ class SplitFc1:
         self.short_tile = self.tiles - 1 if intermediate % 128 else -1
         # Less than a task's steps: when the first step of a task is rebuilt, its last one is not yet copied.
         self.lag = min(self.pipeline.stages - 2, self.steps - 1)
+        storage = InlineHalves if csf_inline else NativeHalves
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -128,7 +129,8 @@ class SplitFc1:
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024).toint())
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
-        walk = (block, blocks, ptx.load_global_i32(tile_count) * self.tiles)
+        follow()
+        walk = share_tasks(ptx.load_global_i32(tile_count) * self.tiles, block, blocks)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, parameters)
@@ -160,22 +162,24 @@ class SplitFc1:
     @cute.jit
     def produce(self, shared, lane, walk, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         a8, a_scale, w13 = parameters[:3]
         addresses = parameters[3:-10]
-        stage, parity = shared, Int32(1)
-        behind, behind_parity = shared, Int32(0)
-        record = shared
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
+        behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
+        record, record_left = shared, Int32(self.pipeline.stages)
         copied = Int32(0)
-        half, bases = Int32(0), Uint32(0)
+        half = Int32(0)
+        memory = self.scales.remember()
         next_expert, next_valid, next_pair = Int32(0), Int32(0), Int32(0)
-        if block < tasks:
-            next_expert, next_valid, next_pair = self.load_tables(parameters, block, lane)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
+        if first < tasks:
+            next_expert, next_valid, next_pair = self.load_tables(parameters, first, lane)
+            self.look_ahead(memory, addresses, first, next_expert, lane)
+        for task in cutlass.range(first, tasks, sharers, unroll=1):
             # Tables are loaded one task ahead: a load takes about as long as a step.
             expert, valid, pair = next_expert, next_valid, next_pair
-            if task + blocks < tasks:
-                next_expert, next_valid, next_pair = self.load_tables(parameters, task + blocks, lane)
+            if task + sharers < tasks:
+                next_expert, next_valid, next_pair = self.load_tables(parameters, task + sharers, lane)
             m_tile, tile = self.split_task(task)
             token = Int32(Uint32(pair) // Uint32(self.top_k))
             sources = self.spread_tokens(token, lane)
@@ -184,13 +188,15 @@ class SplitFc1:
             scales, scale_step = self.scales.locate(addresses, wide, tile)
             row = a8 + Int64((lane & 7) * 16)
             row_scales = a_scale + Int64(token) * (self.hidden // 8)
+            self.scales.start(memory)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
+                headers = self.scales.find(memory, step)
                 ptx.wait(stage + self.pipeline.empty, parity)
                 with cute.arch.elect_one():
                     if step == 0:
                         self.hand_over(record, m_tile, tile, valid, expert)
                     self.copy_weights(stage, weights)
-                    self.scales.copy(stage, addresses, scales, wide, tile, step)
+                    self.scales.copy(stage, addresses, scales, wide, tile, step, headers)
                 rows = [row + Int64(source) * self.hidden for source in sources]
                 tokens.copy_tokens(self.pipeline, stage, lane, rows, row_scales, valid)
                 commit_copies()
@@ -198,24 +204,31 @@ class SplitFc1:
                 row = row + tokens.ROW_BYTES
                 row_scales = row_scales + tokens.ROW_SCALE_BYTES
                 scales = scales + scale_step
-                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if copied >= self.lag:
                     ptx.wait(behind + self.pipeline.landed, behind_parity)
                     if step == self.lag:
                         half = tile & 1
-                        bases = self.scales.load_bases(behind, lane)
-                    self.scales.rebuild(behind, lane, half, bases, addresses)
+                    self.scales.rebuild(memory, behind, lane, half, step == self.lag)
                     wait_copies(self.lag)
                     self.publish(behind)
-                    behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                    behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                if step == 1:
+                    self.look_ahead(memory, addresses, task + sharers, next_expert, lane)
                 copied = copied + 1
-            record, _ = mma.advance(self.pipeline, shared, record, Int32(0))
+            record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
         wait_copies(0)
-        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
-            ptx.wait(behind + self.pipeline.landed, behind_parity)
-            self.scales.rebuild(behind, lane, half, bases, addresses)
-            self.publish(behind)
-            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+        for i in cutlass.range(0, self.lag, 1, unroll=1):
+            self.scales.drain(memory)
+            if copied + i >= self.lag:
+                ptx.wait(behind + self.pipeline.landed, behind_parity)
+                self.scales.rebuild(memory, behind, lane, half, False)
+                self.publish(behind)
+                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+
+    def look_ahead(self, memory, addresses, task, expert, lane):
+        """Look at the scales of the next task. Past the last one the expert is an earlier one's, and never asked for."""
+        self.scales.look_ahead(memory, addresses, Int64(expert), self.split_task(task)[1], lane)
 
     def hand_over(self, record, m_tile, tile, valid, expert):
         """Tell the consumers what a task is.
@@ -251,16 +264,16 @@ class SplitFc1:
     @cute.jit
     def consume(self, shared, thread, walk, parameters):
         """Multiply the stages of every task and write its part of the intermediate."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         alpha, intermediate, _, _, rows, _ = parameters[-6:]
         lane, warp = thread & 31, thread >> 5
         group, chunk = warp >> 1, warp & 1
         weight_offset = group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
         scale_offset = self.pipeline.scales + (warp * 8 + (lane >> 2)) * 16
         sums = cute.make_rmem_tensor((self.tile_m,), Float32)
-        stage, parity = shared, Int32(0)
-        record = shared
-        for _ in cutlass.range(block, tasks, blocks, unroll=1):
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
+        record, record_left = shared, Int32(self.pipeline.stages)
+        for _ in cutlass.range(first, tasks, sharers, unroll=1):
             ptx.wait(stage + self.pipeline.full, parity)
             _, _, valid, expert = self.take_over(record)
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
@@ -271,7 +284,7 @@ class SplitFc1:
                 tokens.multiply_tokens(
                     self.pipeline, stage, lane, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, valid, sums
                 )
-                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
             scaled = ptx.mul_rn(factor, Float32(mma.PRODUCT_FACTOR))
             gates, ups = self.meet(shared + self.pipeline.exchange, lane, warp, sums, scaled)
             # Read again, not kept: the main loop needs the registers.
@@ -291,7 +304,7 @@ class SplitFc1:
                             payload,
                             byte,
                         )
-            record, _ = mma.advance(self.pipeline, shared, record, Int32(0))
+            record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
 
     def meet(self, exchange_area, lane, warp, sums, factor):
         """Bring gate and up of a column to one lane: lists of four rows for every eight tokens.

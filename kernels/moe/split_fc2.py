@@ -102,7 +102,6 @@ def pipeline_sm_90a(*, tile_m: int, csf_inline: bool) -> SwizzledPipeline:
         is_inline=csf_inline,
         activation_bytes=tile_m * 128,
         activation_scale_bytes=tile_m * 16,
-        row_groups=1,
     )
 
 

@@ -5,7 +5,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
     commit_copies,
@@ -128,6 +128,7 @@ class SplitFc2:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16).toint())
+        follow()
         # Slices this block has multiplied. The next task goes on in the slot after the last one, which slower warps
         # may still read; the other one is free, as every warp has passed the barrier after its last use.
         done = Int32(0)

@@ -8,11 +8,12 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import commit_copies, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct, copy_rows
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.mma.tasks import share_tasks
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
 
@@ -66,8 +67,6 @@ class SplitFc2:
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
         assert self.pipeline.activations % SWIZZLE_BYTES == 0
-        storage = InlineRows if csf_inline else NativeRows
-        self.scales = storage(self.pipeline, intermediate=intermediate)
         self.product = RowProduct(self.pipeline, tile_m=tile_m)
         self.hidden = hidden
         self.tile_m = tile_m
@@ -77,6 +76,8 @@ class SplitFc2:
         self.steps = row_tiles(intermediate)
         self.whole_steps = intermediate // 128
         self.lag = self.pipeline.stages - 2
+        storage = InlineRows if csf_inline else NativeRows
+        self.scales = storage(self.pipeline, intermediate=intermediate, lag=self.lag)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -101,7 +102,7 @@ class SplitFc2:
         expert, valid = Int32(0), Int32(0)
         if block < m_tiles * self.tiles:
             expert, valid = self.load_entry(parameters, block)
-        walk = (block, blocks, count * self.tiles)
+        walk = share_tasks(count * self.tiles, block, blocks)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, expert, valid, parameters)
@@ -122,73 +123,102 @@ class SplitFc2:
     @cute.jit
     def produce(self, shared, lane, walk, next_expert, next_valid, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         intermediate, w2 = parameters[:2]
         addresses = parameters[2:-11]
         row_count = parameters[-2]
         lane_source = intermediate + Int64(lane >> 3) * self.padded + Int64((lane & 7) * 16)
         first_row_scales = intermediate + Int64(row_count) * self.padded
-        stage, parity = shared, Int32(1)
-        behind, behind_parity, behind_step = shared, Int32(0), Int32(0)
-        bases = Uint32(0)
-        copied = Int32(0)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
+        behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
+        behind_step = Int32(0)
+        copied, ahead = Int32(0), Int32(0)
+        memory = self.scales.remember()
+        if first < tasks:
+            row_block = self.row_block(next_expert, first)
+            self.scales.look_ahead(memory, addresses, row_block, lane)
+            ahead = self.copy_ahead(shared, w2 + row_block * self.row_block_bytes)
+        # Routes and weights are older than the launch before this one, which makes the intermediate.
+        follow()
+        for task in cutlass.range(first, tasks, sharers, unroll=1):
             # Entries are loaded one task ahead: a load takes about as long as a step.
             expert, valid = next_expert, next_valid
-            if task + blocks < tasks:
-                next_expert, next_valid = self.load_entry(parameters, task + blocks)
-            m_tile, tile = self.split_task(task)
-            row_block = Int64(expert) * self.tiles + Int64(tile)
+            if task + sharers < tasks:
+                next_expert, next_valid = self.load_entry(parameters, task + sharers)
+            m_tile, _ = self.split_task(task)
+            row_block = self.row_block(expert, task)
             weights = w2 + row_block * self.row_block_bytes
             first_row = Int64(m_tile) * self.tile_m
             source = lane_source + first_row * self.padded
             row_scales = first_row_scales + first_row * ROW_SCALE_BYTES
             scales = self.scales.locate(addresses, row_block)
+            self.scales.start(memory)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
+                header = self.scales.find(memory, step)
                 ptx.wait(stage + self.pipeline.empty, parity)
                 with cute.arch.elect_one():
-                    self.copy(stage, weights, row_scales, step)
-                    self.scales.copy(stage, addresses, scales, row_block, step)
+                    if copied >= ahead:
+                        self.copy_weights(stage, weights, step)
+                    self.copy_row_scales(stage, row_scales)
+                    self.scales.copy(stage, addresses, scales, row_block, step, header)
                 copy_rows(stage + self.pipeline.activations, source, lane, valid, self.tile_m, self.padded)
                 commit_copies()
                 weights = weights + WEIGHT_BYTES
                 source = source + ROW_BYTES
                 row_scales = row_scales + Int64(row_count) * ROW_SCALE_BYTES
-                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if copied >= self.lag:
                     wait_copies(self.lag)
-                    bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
-                    behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
+                    self.finish(memory, behind, behind_parity, lane, behind_step)
+                    behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                     behind_step = self.advance_step(behind_step)
+                if step == self.steps - 1:
+                    # Past the last task the expert is an earlier one's, and never asked for.
+                    self.scales.look_ahead(memory, addresses, self.row_block(next_expert, task + sharers), lane)
                 copied = copied + 1
         wait_copies(0)
-        for _ in cutlass.range(0, cutlass.min(copied, self.lag), 1, unroll=1):
-            bases = self.finish(behind, behind_parity, lane, behind_step, bases, addresses)
-            behind, behind_parity = mma.advance(self.pipeline, shared, behind, behind_parity)
-            behind_step = self.advance_step(behind_step)
+        for i in cutlass.range(0, self.lag, 1, unroll=1):
+            self.scales.drain(memory)
+            if copied + i >= self.lag:
+                self.finish(memory, behind, behind_parity, lane, behind_step)
+                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                behind_step = self.advance_step(behind_step)
 
-    def copy(self, stage, weights, row_scales, step):
-        """Start the bulk copies that ``full`` waits for: weights, of K64 in a tail, and the scales of the rows."""
+    def row_block(self, expert, task):
+        """Return the row block of a task, Int64."""
+        return Int64(expert) * self.tiles + Int64(self.split_task(task)[1])
+
+    def copy_ahead(self, shared, weights):
+        """Start copying weights to stages that nobody used before; return how many."""
+        stages = min(self.pipeline.stages, self.steps)
+        with cute.arch.elect_one():
+            for i in range(stages):
+                self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * WEIGHT_BYTES, Int32(i))
+        return Int32(stages)
+
+    def copy_weights(self, stage, weights, step):
+        """Start the copy of the weights, of K64 in a tail, which ``full`` waits for."""
         full = stage + self.pipeline.full
         size_bytes = cutlass.min(Int32(WEIGHT_BYTES), Int32(self.row_block_bytes) - step * WEIGHT_BYTES)
-        scale_bytes = self.tile_m * ROW_SCALE_BYTES
-        ptx.arrive_expecting(full, size_bytes + scale_bytes)
+        ptx.arrive_expecting(full, size_bytes)
         ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
-        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(scale_bytes), full)
 
-    @cute.jit
-    def finish(self, stage, parity, lane, step, bases, addresses):
-        """Rebuild the scales of a stage once they have landed, and arrive on ``full``; return its row bases.
+    def copy_row_scales(self, stage, row_scales):
+        """Start the copy of the scales of the rows, which ``full`` waits for."""
+        full = stage + self.pipeline.full
+        size_bytes = Int32(self.tile_m * ROW_SCALE_BYTES)
+        ptx.expect(full, size_bytes)
+        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, size_bytes, full)
+
+    def finish(self, memory, stage, parity, lane, step):
+        """Rebuild the scales of a stage once they have landed, and arrive on ``full``.
 
         The copies this lane made into the stage are complete.
         """
         tokens.fence_async()
         ptx.wait(stage + self.pipeline.landed, parity)
-        if step == 0:
-            bases = self.scales.load_bases(stage, lane)
-        self.scales.rebuild(stage, lane, step, bases, addresses)
+        self.scales.rebuild(memory, stage, lane, step)
         mma.arrive_once(stage + self.pipeline.full)
-        return bases
 
     @cute.jit
     def advance_step(self, step):
@@ -201,7 +231,7 @@ class SplitFc2:
     @cute.jit
     def consume(self, shared, thread, walk, next_expert, next_valid, parameters):
         """Multiply the stages of every task, and store the results of the rows that are valid."""
-        block, blocks, tasks = walk
+        first, sharers, tasks = walk
         token_map, row_weight = parameters[-11:-9]
         alpha, route_output = parameters[-6:-4]
         lane, warp = thread & 31, thread >> 5
@@ -210,11 +240,11 @@ class SplitFc2:
         scale_offset = self.pipeline.scales + (warp * 8 + quad) * 16
         slots = self.product.slots
         sums = cute.make_rmem_tensor((4 * slots,), Float32)
-        stage, parity = shared, Int32(0)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
+        for task in cutlass.range(first, tasks, sharers, unroll=1):
             expert, valid = next_expert, next_valid
-            if task + blocks < tasks:
-                next_expert, next_valid = self.load_entry(parameters, task + blocks)
+            if task + sharers < tasks:
+                next_expert, next_valid = self.load_entry(parameters, task + sharers)
             m_tile, tile = self.split_task(task)
             # Loaded before the steps, which hide the latency: lane l has the entry of row l, valid or not.
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
@@ -226,11 +256,11 @@ class SplitFc2:
             for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
                 ptx.wait(stage + self.pipeline.full, parity)
                 self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.COLUMNS)
-                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
             if cutlass.const_expr(self.steps > self.whole_steps):
                 ptx.wait(stage + self.pipeline.full, parity)
                 self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
-                stage, parity = mma.advance(self.pipeline, shared, stage, parity)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
             first_column = Int64(tile * 128 + warp * 32 + quad)
             for slot in cutlass.range_constexpr(slots):
                 row = tokens.token_of_column(self.tile_m, lane, slot)

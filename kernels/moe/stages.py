@@ -41,6 +41,11 @@ StageName = Literal[
 STAGE_NAMES: tuple[StageName, ...] = get_args(StageName)
 """Every stage there is. A call has some of them, in this order."""
 
+PLAIN_STAGES: frozenset[StageName] = frozenset(
+    ("expand_w13", "expand_w2", "csf_presence", "csf_decode_w13", "csf_decode_w2")
+)
+"""Stages whose kernels rely on a plain launch; all others wait for the launch before them by themselves."""
+
 ID_BITS = {"int32": 32, "int64": 64}
 
 
@@ -58,6 +63,11 @@ class Stage:
 
     name: StageName
     payload: Payload
+
+    @property
+    def is_programmatic(self) -> bool:
+        """Whether the launch may overlap the one before it in the call, see :mod:`planfreeze.kernels.mma.launch`."""
+        return self.name not in PLAIN_STAGES
 
 
 def list_stages(sharded: ShardedModel, arch: str, capacity: int, mode: ScaleMode, id_type: IdType) -> tuple[Stage, ...]:

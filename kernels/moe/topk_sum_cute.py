@@ -5,7 +5,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
-from planfreeze.kernels.mma.launch import launch_once
+from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import pack_bf16, store_global_x4
 from planfreeze.kernels.mma.ptx import float_of_bits, load_global_x4
 
@@ -47,6 +47,7 @@ class TopkSum:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         vector = Int64(block) * self.launch.block[0] + Int64(thread)
+        follow()
         vectors = self.hidden // 8
         if vector < Int64(tokens) * vectors:
             # Unsigned 32-bit division by a constant; a launch never has 2^32 vectors of 16 bytes.

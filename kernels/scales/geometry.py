@@ -15,6 +15,7 @@ __all__ = [
     "MAX_RECORDS",
     "MAX_SCALE",
     "RAW_TILE_BYTES",
+    "SELECTOR_BYTES",
     "TILE_BLOCK_BYTES",
     "TILE_COLUMNS",
     "TILE_ROWS",
@@ -28,8 +29,10 @@ TILE_ROWS = 128
 TILE_COLUMNS = 4
 MAX_SCALE = 247
 """Largest byte of a native plane; larger ones are clamped, so that 0xFF (NaN in E8M0) marks bytes nobody wrote."""
+SELECTOR_BYTES = 64
+"""Selectors of a tile: a bit for each scale."""
 TILE_BLOCK_BYTES = 96
-"""64 bytes of selectors, a header word, seven record words."""
+"""Selectors, a header word, seven record words."""
 MAX_RECORDS = 7
 BASE_BLOCK_BYTES = TILE_ROWS
 RAW_TILE_BYTES = TILE_ROWS * TILE_COLUMNS

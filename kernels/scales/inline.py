@@ -17,6 +17,7 @@ from planfreeze.kernels.scales.geometry import (
     MAX_RECORDS,
     MAX_SCALE,
     RAW_TILE_BYTES,
+    SELECTOR_BYTES,
     TILE_BLOCK_BYTES,
     TILE_COLUMNS,
     TILE_ROWS,
@@ -33,7 +34,6 @@ from planfreeze.kernels.scales.storage import InlineScales
 
 __all__ = ["InlineScales", "decode", "encode", "verify"]
 
-SELECTOR_BYTES = 64
 HEADER_WORD = 16
 """Word of a tile block; its records are the words after it."""
 RAW_FLAG = -(2**31)

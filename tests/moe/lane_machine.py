@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from planfreeze.kernels.mma import scales_sm_90a, sm_90a, tasks
+from planfreeze.kernels.mma import launch, scales_sm_90a, sm_90a, tasks
 
 PATIENCE_S = 60
 SHARED_BASE = 1024
@@ -177,6 +177,10 @@ class Block:
         if here.is_elected:
             self.barriers[int(barrier)].update(arrivals=1, size_bytes=int(size_bytes))
 
+    def expect(self, barrier, size_bytes):
+        if here.is_elected:
+            self.barriers[int(barrier)].update(size_bytes=int(size_bytes))
+
     def start_products(self, fragments, descriptor):
         lanes = self.warpgroup.exchange(here.thread, (fragments, descriptor))
         # One group object per start: the first lane makes it.
@@ -193,6 +197,7 @@ class Block:
             init_barrier=lambda barrier, arrivals: self.barriers.setdefault(int(barrier), Mbarrier(arrivals)),
             arrive=self.arrive,
             arrive_expecting=self.arrive,
+            expect=self.expect,
             wait=lambda barrier, parity: self.barriers[int(barrier)].wait(int(parity)),
             copy_bulk=self.copy_bulk,
             load_shared=lambda address: self.read(self.shared, address, np.uint32, 1)[0],
@@ -208,10 +213,12 @@ class Block:
             store_global_bf16=lambda address, value: self.write(
                 self.memory, address, torch.tensor([value]).to(torch.bfloat16).view(torch.int16).numpy()
             ),
+            add_bit=lambda bits, word, source, target: np.array(
+                int(bits) + ((int(word) >> source & 1) << target), dtype=np.uint32
+            ).view(np.float32)[()],
             float_of_bits=lambda word: np.array(word, dtype=np.uint32).view(np.float32)[()],
             mul_rn=lambda a, b: np.float32(a) * np.float32(b),
             fma_rn=lambda a, b, c: np.float32(np.float64(a) * np.float64(b) + np.float64(c)),
-            select_by_bit=lambda word, bit, one, zero: one if int(word) >> bit & 1 else zero,
             start_products=self.start_products,
             finish_products=self.finish_products,
         )
@@ -228,7 +235,8 @@ class Block:
             sync_warp=self.exchange,
             elect_one=self.elect_one,
             shuffle_sync=lambda value, lane: self.exchange(value)[int(lane)],
-            vote_any_sync=lambda flag: any(self.exchange(bool(flag))),
+            griddepcontrol_wait=lambda: None,
+            griddepcontrol_launch_dependents=lambda: None,
         )
         return SimpleNamespace(arch=arch, make_rmem_tensor=lambda shape, kind: [None] * shape[0])
 
@@ -257,7 +265,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters):
     """Run all blocks, one after the other, over global memory."""
     module_name, _, kernel_name = source.kernel.partition(":")
     kernel_module = importlib.import_module(module_name)
-    modules = (kernel_module, sm_90a, scales_sm_90a, tasks)
+    modules = (kernel_module, launch, sm_90a, scales_sm_90a, tasks)
     kinds = {"Int32": np.int32, "Int64": np.int64, "Uint32": np.uint32}
     dsl = SimpleNamespace(
         range=lambda *bounds, unroll: range(*(int(bound) for bound in bounds)),
@@ -282,7 +290,9 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters):
     for index in range(blocks):
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
         block = Block(memory, source.launch.shared_bytes, seed=index)
+        for module in (scales_sm_90a, tasks):
+            monkeypatch.setattr(module, "select", lambda condition, a, b: a if condition else b)
         for module in modules:
-            monkeypatch.setattr(module, "ptx", block.instructions())
+            monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)
             monkeypatch.setattr(module, "cute", block.language(index, blocks), raising=False)
         block.run(lambda kernel=kernel: kernel.kernel(parameters))

@@ -20,11 +20,13 @@ from planfreeze.kernels.mma.ptx import (
     load_shared_x4,
     store_shared_f32x4,
 )
-from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_native
+from planfreeze.kernels.mma.sm_90a import base_bits, rebuild_inline, rebuild_native
 from planfreeze.kernels.mma.sm_120a import rebuild_words
-from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_GROUP_BYTES
 from planfreeze.kernels.scales.geometry import (
     BASE_BLOCK_BYTES,
+    RAW_TILE_BYTES,
+    SELECTOR_BYTES,
     TILE_BLOCK_BYTES,
     TILE_COLUMNS,
     TILE_ROWS,
@@ -158,8 +160,8 @@ class ScalePlanes:
             expert = Int32(Uint32(first) // Uint32(self.half_tiles))
             half_tile = first - expert * self.half_tiles
             if cutlass.const_expr(self.is_inline):
-                bases = self.stage_inline(storage, staged, lane, expert, half_tile, k_tile)
-                rebuild_inline(lane, half_tile & 1, bases, staged, storage[2], plane)
+                bases, kinds = self.stage_inline(storage, staged, lane, expert, half_tile, k_tile)
+                rebuild_inline(lane, half_tile & 1, base_bits(bases), kinds, staged, plane)
             else:
                 self.stage_native(storage[0], staged, lane, expert, half_tile, k_tile)
                 rebuild_native(lane, staged, plane)
@@ -177,23 +179,26 @@ class ScalePlanes:
 
     @cute.jit
     def stage_inline(self, storage, staged, lane, expert, half_tile, k_tile):
-        """Copy the tile blocks of both groups, and return the bases of the lane's four slots."""
-        tiles, bases, _ = storage
-        row_tiles = self.geometry.row_tiles
-        row_block = Int64(expert) * (2 * row_tiles) + Int64(half_tile >> 1)
-        # Lanes 0..5 copy the first group's block, 6..11 the second's; every lane has slots of one of them.
-        copied_group = Int32(lane >= COPIERS)
-        copied = (row_block + Int64(copied_group * row_tiles)) * self.k_tiles + Int64(k_tile)
-        part = lane - copied_group * COPIERS
-        source = tiles + copied * TILE_BLOCK_BYTES + Int64(part * 16)
-        copy_16(staged + lane * 16, source, Int32(16), Int32(lane < 2 * COPIERS))
+        """Copy what a stage has of both groups, 16 lanes each; return the bases of the lane's four slots, and the kinds."""
+        tiles, bases, raw = storage
+        half, part = half_tile & 1, lane & 15
+        block = Int64(expert) * (2 * self.geometry.row_tiles) + Int64(half_tile >> 1)
+        block = block + Int64((lane >> 4) * self.geometry.row_tiles)
+        source = tiles + (block * self.k_tiles + Int64(k_tile)) * TILE_BLOCK_BYTES
+        header = Uint32(load_global_i32(source + SELECTOR_BYTES))
+        is_raw = header >> 31
+        # A tile block, or the words of the stage's half of a raw tile.
+        count = Int32(select(is_raw != 0, Uint32(STAGED_GROUP_BYTES // 16), Uint32(COPIERS)))
+        words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES + Int64(half) * STAGED_GROUP_BYTES
+        source = source + (words - source) * Int64(is_raw)
+        copy_16(staged + lane * 16, source + Int64(part * 16), Int32(16), Int32(part < count))
         commit_copies()
-        owned = row_block + Int64((lane >> 4) * row_tiles)
-        slot = (half_tile & 1) * 64 + (lane & 15) * 4
-        lane_bases = Uint32(load_global_i32(bases + owned * BASE_BLOCK_BYTES + Int64(slot)))
+        lane_bases = Uint32(load_global_i32(bases + block * BASE_BLOCK_BYTES + Int64(half * 64 + part * 4)))
+        up, gate = (Uint32(cute.arch.shuffle_sync(header, 16 * group)) for group in range(2))
+        kinds = (up >> 31) | ((gate >> 31) << 1) | select((up | gate) == 0, Uint32(0), Uint32(4))
         wait_copies(0)
         barrier()
-        return lane_bases
+        return lane_bases, kinds
 
     @cute.jit
     def stage_native(self, scales, staged, lane, expert, half_tile, k_tile):
