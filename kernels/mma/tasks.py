@@ -1,26 +1,11 @@
-"""Tasks of the projections: how blocks share them; of the direct-route kernels also their pair, tile and expert."""
+"""Tasks of the direct-route kernels: one pair and one tile each, pair-major; and the expert of a pair."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from cutlass import Int32, Int64, Uint32
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.memory import select
 
-__all__ = ["load_id", "pair_of", "share_tasks", "split_task"]
-
-
-def share_tasks(tasks, block, blocks):
-    """Share tasks out evenly: return a block's first one, the distance to its next one, and their number, all Int32.
-
-    No more blocks take part than finish in as many rounds. Were all of them used, the last round would have tasks for
-    some alone, and too few to keep the memory busy.
-    """
-    # Without tasks, one block has none.
-    shared = select(tasks == 0, Uint32(1), Uint32(tasks))
-    rounds = (shared + Uint32(blocks) - 1) // Uint32(blocks)
-    sharers = (shared + rounds - 1) // rounds
-    first = select(Uint32(block) < sharers, Uint32(block), Uint32(tasks))
-    return Int32(first), Int32(sharers), tasks
+__all__ = ["load_id", "pair_of", "split_task"]
 
 
 def pair_of(task, tiles):

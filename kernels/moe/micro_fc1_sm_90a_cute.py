@@ -10,7 +10,7 @@ from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
-from planfreeze.kernels.mma.tasks import load_id, pair_of, share_tasks, split_task
+from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
 from planfreeze.kernels.moe.micro_fc1 import pipeline_sm_90a
 
 __all__ = ["MicroFc1"]
@@ -91,12 +91,12 @@ class MicroFc1:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
-        walk = share_tasks(pairs * self.tiles, block, blocks)
+        walk = (block, blocks, pairs * self.tiles)
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
         first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
-        if walk[0] < walk[2]:
-            first_id = load_id(topk_ids, pair_of(walk[0], self.tiles), self.id_bits)
+        if block < walk[2]:
+            first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, first_id, parameters)
@@ -106,7 +106,7 @@ class MicroFc1:
     @cute.jit
     def produce(self, shared, lane, walk, next_id, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         a8, a_scale, w13 = parameters[:3]
         addresses = parameters[3:-5]
         topk_ids, experts = parameters[-5], parameters[-1]
@@ -116,16 +116,16 @@ class MicroFc1:
         half = Int32(0)
         memory = self.scales.remember()
         if (next_id >= 0) & (next_id < experts):
-            expert, tile = Int64(next_id), split_task(first, self.tiles)[1]
+            expert, tile = Int64(next_id), split_task(block, self.tiles)[1]
             self.scales.look_ahead(memory, addresses, expert, tile, lane)
             ahead = self.copy_ahead(shared, self.locate_weights(w13, expert, tile))
         # Ids and weights are older than the launch before this one, which makes the activations.
         follow()
-        for task in cutlass.range(first, tasks, sharers, unroll=1):
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Ids are loaded one task ahead: a load takes about as long as a step.
             current = next_id
-            if task + sharers < tasks:
-                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
+            if task + blocks < tasks:
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
                 pair, tile = split_task(task, self.tiles)
                 expert = Int64(current)
@@ -154,10 +154,10 @@ class MicroFc1:
                         self.finish(memory, behind, behind_parity, lane, half, step == self.lag)
                         behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                     if step == 1:
-                        self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
+                        self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
                     copied = copied + 1
             else:
-                self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
+                self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             self.scales.drain(memory)
             if copied + i >= self.lag:
@@ -208,7 +208,7 @@ class MicroFc1:
     @cute.jit
     def consume(self, shared, thread, walk, next_id, parameters):
         """Multiply the stages of every task; lanes 0, 4, .. 28 store the projections of their four rows."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         topk_ids, alpha, projections, _, experts = parameters[-5:]
         lane, warp = thread & 31, thread >> 5
         quad, group, chunk = lane >> 2, warp >> 1, warp & 1
@@ -218,10 +218,10 @@ class MicroFc1:
         column = (1 - group) * self.intermediate + chunk * 32 + quad
         sums = cute.make_rmem_tensor((4,), Float32)
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
-        for task in cutlass.range(first, tasks, sharers, unroll=1):
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
             current = next_id
-            if task + sharers < tasks:
-                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
+            if task + blocks < tasks:
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
                 factor = ptx.load_global_f32(alpha + Int64(current) * 4)
                 for nt in cutlass.range_constexpr(4):

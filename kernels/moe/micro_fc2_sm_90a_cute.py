@@ -10,7 +10,7 @@ from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
-from planfreeze.kernels.mma.tasks import load_id, pair_of, share_tasks, split_task
+from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 from planfreeze.kernels.moe.micro_fc2 import pipeline_sm_90a
 
@@ -87,12 +87,12 @@ class MicroFc2:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
-        walk = share_tasks(pairs * self.tiles, block, blocks)
+        walk = (block, blocks, pairs * self.tiles)
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
         first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
-        if walk[0] < walk[2]:
-            first_id = load_id(topk_ids, pair_of(walk[0], self.tiles), self.id_bits)
+        if block < walk[2]:
+            first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, first_id, parameters)
@@ -102,7 +102,7 @@ class MicroFc2:
     @cute.jit
     def produce(self, shared, lane, walk, next_id, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         intermediate, w2 = parameters[:2]
         addresses = parameters[2:-7]
         topk_ids, experts, rows = parameters[-7], parameters[-2], parameters[-1]
@@ -113,16 +113,16 @@ class MicroFc2:
         copied, ahead = Int32(0), Int32(0)
         memory = self.scales.remember()
         if (next_id >= 0) & (next_id < experts):
-            row_block = self.row_block(next_id, first)
+            row_block = self.row_block(next_id, block)
             self.scales.look_ahead(memory, addresses, row_block, lane)
             ahead = self.copy_ahead(shared, w2 + row_block * self.row_block_bytes)
         # Ids and weights are older than the launch before this one, which makes the intermediate.
         follow()
-        for task in cutlass.range(first, tasks, sharers, unroll=1):
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Ids are loaded one task ahead: a load takes about as long as a step.
             current = next_id
-            if task + sharers < tasks:
-                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
+            if task + blocks < tasks:
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
                 pair, _ = split_task(task, self.tiles)
                 row_block = self.row_block(current, task)
@@ -148,10 +148,10 @@ class MicroFc2:
                         behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                         behind_step = self.advance_step(behind_step)
                     if step == self.steps - 1:
-                        self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
+                        self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
                     copied = copied + 1
             else:
-                self.look_ahead(memory, addresses, task + sharers, next_id, experts, lane)
+                self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             self.scales.drain(memory)
             if copied + i >= self.lag:
@@ -208,7 +208,7 @@ class MicroFc2:
     @cute.jit
     def consume(self, shared, thread, walk, next_id, parameters):
         """Multiply the stages of every task; lanes 0, 4, .. 28 store the results of their four rows."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         topk_ids, topk_weights, alpha, route_output, _, experts, _ = parameters[-7:]
         lane, warp = thread & 31, thread >> 5
         quad = lane >> 2
@@ -217,10 +217,10 @@ class MicroFc2:
         first_row = warp * 32 + quad
         sums = cute.make_rmem_tensor((4,), Float32)
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
-        for task in cutlass.range(first, tasks, sharers, unroll=1):
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
             current = next_id
-            if task + sharers < tasks:
-                next_id = load_id(topk_ids, pair_of(task + sharers, self.tiles), self.id_bits)
+            if task + blocks < tasks:
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             pair, tile = split_task(task, self.tiles)
             factor, weight = Float32(0.0), Float32(0.0)
             for nt in cutlass.range_constexpr(4):

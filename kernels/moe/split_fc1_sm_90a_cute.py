@@ -22,7 +22,6 @@ from planfreeze.kernels.mma.mxfp8 import (
 )
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
-from planfreeze.kernels.mma.tasks import share_tasks
 from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width
 from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
@@ -130,7 +129,7 @@ class SplitFc1:
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
         follow()
-        walk = share_tasks(ptx.load_global_i32(tile_count) * self.tiles, block, blocks)
+        walk = (block, blocks, ptx.load_global_i32(tile_count) * self.tiles)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, parameters)
@@ -162,7 +161,7 @@ class SplitFc1:
     @cute.jit
     def produce(self, shared, lane, walk, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         a8, a_scale, w13 = parameters[:3]
         addresses = parameters[3:-10]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
@@ -172,14 +171,14 @@ class SplitFc1:
         half = Int32(0)
         memory = self.scales.remember()
         next_expert, next_valid, next_pair = Int32(0), Int32(0), Int32(0)
-        if first < tasks:
-            next_expert, next_valid, next_pair = self.load_tables(parameters, first, lane)
-            self.look_ahead(memory, addresses, first, next_expert, lane)
-        for task in cutlass.range(first, tasks, sharers, unroll=1):
+        if block < tasks:
+            next_expert, next_valid, next_pair = self.load_tables(parameters, block, lane)
+            self.look_ahead(memory, addresses, block, next_expert, lane)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Tables are loaded one task ahead: a load takes about as long as a step.
             expert, valid, pair = next_expert, next_valid, next_pair
-            if task + sharers < tasks:
-                next_expert, next_valid, next_pair = self.load_tables(parameters, task + sharers, lane)
+            if task + blocks < tasks:
+                next_expert, next_valid, next_pair = self.load_tables(parameters, task + blocks, lane)
             m_tile, tile = self.split_task(task)
             token = Int32(Uint32(pair) // Uint32(self.top_k))
             sources = self.spread_tokens(token, lane)
@@ -214,7 +213,7 @@ class SplitFc1:
                     self.publish(behind)
                     behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                 if step == 1:
-                    self.look_ahead(memory, addresses, task + sharers, next_expert, lane)
+                    self.look_ahead(memory, addresses, task + blocks, next_expert, lane)
                 copied = copied + 1
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
         wait_copies(0)
@@ -264,7 +263,7 @@ class SplitFc1:
     @cute.jit
     def consume(self, shared, thread, walk, parameters):
         """Multiply the stages of every task and write its part of the intermediate."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         alpha, intermediate, _, _, rows, _ = parameters[-6:]
         lane, warp = thread & 31, thread >> 5
         group, chunk = warp >> 1, warp & 1
@@ -273,7 +272,7 @@ class SplitFc1:
         sums = cute.make_rmem_tensor((self.tile_m,), Float32)
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
         record, record_left = shared, Int32(self.pipeline.stages)
-        for _ in cutlass.range(first, tasks, sharers, unroll=1):
+        for _ in cutlass.range(block, tasks, blocks, unroll=1):
             ptx.wait(stage + self.pipeline.full, parity)
             _, _, valid, expert = self.take_over(record)
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)

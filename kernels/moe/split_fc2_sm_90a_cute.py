@@ -13,7 +13,6 @@ from planfreeze.kernels.mma.memory import commit_copies, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct, copy_rows
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
-from planfreeze.kernels.mma.tasks import share_tasks
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
 
@@ -102,7 +101,7 @@ class SplitFc2:
         expert, valid = Int32(0), Int32(0)
         if block < m_tiles * self.tiles:
             expert, valid = self.load_entry(parameters, block)
-        walk = share_tasks(count * self.tiles, block, blocks)
+        walk = (block, blocks, count * self.tiles)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, expert, valid, parameters)
@@ -123,7 +122,7 @@ class SplitFc2:
     @cute.jit
     def produce(self, shared, lane, walk, next_expert, next_valid, parameters):
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         intermediate, w2 = parameters[:2]
         addresses = parameters[2:-11]
         row_count = parameters[-2]
@@ -134,17 +133,17 @@ class SplitFc2:
         behind_step = Int32(0)
         copied, ahead = Int32(0), Int32(0)
         memory = self.scales.remember()
-        if first < tasks:
-            row_block = self.row_block(next_expert, first)
+        if block < tasks:
+            row_block = self.row_block(next_expert, block)
             self.scales.look_ahead(memory, addresses, row_block, lane)
             ahead = self.copy_ahead(shared, w2 + row_block * self.row_block_bytes)
         # Routes and weights are older than the launch before this one, which makes the intermediate.
         follow()
-        for task in cutlass.range(first, tasks, sharers, unroll=1):
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Entries are loaded one task ahead: a load takes about as long as a step.
             expert, valid = next_expert, next_valid
-            if task + sharers < tasks:
-                next_expert, next_valid = self.load_entry(parameters, task + sharers)
+            if task + blocks < tasks:
+                next_expert, next_valid = self.load_entry(parameters, task + blocks)
             m_tile, _ = self.split_task(task)
             row_block = self.row_block(expert, task)
             weights = w2 + row_block * self.row_block_bytes
@@ -174,7 +173,7 @@ class SplitFc2:
                     behind_step = self.advance_step(behind_step)
                 if step == self.steps - 1:
                     # Past the last task the expert is an earlier one's, and never asked for.
-                    self.scales.look_ahead(memory, addresses, self.row_block(next_expert, task + sharers), lane)
+                    self.scales.look_ahead(memory, addresses, self.row_block(next_expert, task + blocks), lane)
                 copied = copied + 1
         wait_copies(0)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
@@ -231,7 +230,7 @@ class SplitFc2:
     @cute.jit
     def consume(self, shared, thread, walk, next_expert, next_valid, parameters):
         """Multiply the stages of every task, and store the results of the rows that are valid."""
-        first, sharers, tasks = walk
+        block, blocks, tasks = walk
         token_map, row_weight = parameters[-11:-9]
         alpha, route_output = parameters[-6:-4]
         lane, warp = thread & 31, thread >> 5
@@ -241,10 +240,10 @@ class SplitFc2:
         slots = self.product.slots
         sums = cute.make_rmem_tensor((4 * slots,), Float32)
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
-        for task in cutlass.range(first, tasks, sharers, unroll=1):
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
             expert, valid = next_expert, next_valid
-            if task + sharers < tasks:
-                next_expert, next_valid = self.load_entry(parameters, task + sharers)
+            if task + blocks < tasks:
+                next_expert, next_valid = self.load_entry(parameters, task + blocks)
             m_tile, tile = self.split_task(task)
             # Loaded before the steps, which hide the latency: lane l has the entry of row l, valid or not.
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)

@@ -290,8 +290,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters):
     for index in range(blocks):
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
         block = Block(memory, source.launch.shared_bytes, seed=index)
-        for module in (scales_sm_90a, tasks):
-            monkeypatch.setattr(module, "select", lambda condition, a, b: a if condition else b)
+        monkeypatch.setattr(scales_sm_90a, "select", lambda condition, a, b: a if condition else b)
         for module in modules:
             monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)
             monkeypatch.setattr(module, "cute", block.language(index, blocks), raising=False)

@@ -194,7 +194,7 @@ def unwrap(monkeypatch, module):
 
 def run_kernel(monkeypatch, modules, kernel, source, blocks, memory, parameters):
     """Run a kernel class over global memory; ``modules`` are all whose functions it executes."""
-    modules = (*modules, lanes.launch, lanes.tasks)
+    modules = (*modules, lanes.launch)
     for module in modules:
         unwrap(monkeypatch, module)
     for index in range(blocks):
