@@ -31,7 +31,7 @@ class Served:
     experts : float
         Experts that a layer reads in the last step, the mean of all layers.
     is_finite : bool
-        Whether every activation behind the last layer is a number.
+        Whether every activation that the last step leaves is a number.
     digest : str
         SHA-256 of those activations for the same tokens in every arm.
     """
@@ -53,7 +53,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on the device behind the last request of an arm.
+    """Bytes on the device when an arm is ready to serve; requests add nothing.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Memory:
     allocated, reserved : int
         What torch's tensors and graphs hold, and what torch holds of the device for them.
     peak : int
-        Most that tensors held since the arm began, preparation included.
+        Most that tensors held while the arm was prepared and its graphs were captured.
     room : int
         What the driver has left: the room for a KV cache.
     """

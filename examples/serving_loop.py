@@ -8,6 +8,8 @@ On the machine with the GPU, which needs none:
 
     python examples/serving_loop.py --model ds41 --tp 4 --store STORE
 
+``--small`` serves four layers of ``tests/gpu/models/layer_1024_320.toml`` on one rank; build with that file and --tp 1.
+
 Read it from top to bottom: a step is the layers over one number of tokens, captured once as a CUDA graph; a request is
 one step of a decoding batch, or the chunks of a prompt; :func:`serve` opens the session, and serves every arm, one
 after the other. Weights, routers and tokens are random. Attention is left out, and so is the head: tokens per second
@@ -79,7 +81,8 @@ def run_layers(x: Tensor, routers: Iterable[Tensor], layers: Iterable[MoELayer],
     ``routes``, ``(layers, tokens, top_k)``, gets the experts that the routers choose.
     """
     for router, layer, ids in zip(routers, layers, routes, strict=True):
-        normed = torch.nn.functional.rms_norm(x, x.shape[1:])
+        # Not rms_norm: on this GPU torch 2.13 compiles it at its first call, beside some versions of CuTe DSL.
+        normed = torch.nn.functional.layer_norm(x, x.shape[1:])
         scores = torch.empty(ids.shape, device=x.device)
         torch.topk((normed @ router).float(), ids.shape[1], out=(scores, ids))
         layer.run(normed, ids, scores.softmax(-1), out=normed)
@@ -129,20 +132,22 @@ def serve_arm(session: Session, plan: MoEPlan, trunk: Trunk, work: Work, seconds
     # One pool for all graphs: they are replayed one at a time, and what they leave is in tensors of their steps.
     pool = torch.cuda.graph_pool_handle()
     steps = {size: Step(trunk, layers, size, pool) for size in work.sizes}
+    # Read here: requests allocate nothing, which is counted, and checking their results does.
+    memory = Memory(
+        weights=sum(prepared.size_bytes for prepared in experts),
+        workspace=workspace.numel(),
+        allocated=torch.cuda.memory_allocated(),
+        reserved=torch.cuda.memory_reserved(),
+        peak=torch.cuda.max_memory_allocated(),
+        room=torch.cuda.mem_get_info()[0],
+    )
     served = [serve_request(request, plan, trunk, steps, work.calls, seconds) for request in work.requests]
     return ArmFigures(
         arm=plan.arm,
         weight_sets=len(experts),
         prepare_s=prepare_s,
         served=tuple(served),
-        memory=Memory(
-            weights=sum(prepared.size_bytes for prepared in experts),
-            workspace=workspace.numel(),
-            allocated=torch.cuda.memory_allocated(),
-            reserved=torch.cuda.memory_reserved(),
-            peak=torch.cuda.max_memory_allocated(),
-            room=torch.cuda.mem_get_info()[0],
-        ),
+        memory=memory,
         launches=session.statistics().launches - launched,
         expected_launches=sum(2 * work.layers * len(plan.choose(size).stages[0]) for size in work.sizes),
     )
