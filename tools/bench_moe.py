@@ -39,7 +39,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=4, help="ranks the model is divided over; default: 4")
     parser.add_argument("--tokens", type=count_list, default=TOKENS, help="counts, comma separated")
     parser.add_argument("--inline-limit", type=int, default=INLINE_LIMIT, help="as the plan was built; default: 1536")
-    parser.add_argument("--minutes", type=float, default=6.0, help="begin nothing after so long; default: 6")
+    parser.add_argument("--minutes", type=float, default=5.0, help="begin nothing after so long; default: 5")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="measure its first layer too")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="outside layers; see moe_bench/peers.py")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")

@@ -56,7 +56,7 @@ class Meter:
             self._library = ctypes.CDLL(LIBRARY)
             self._check("nvmlInit_v2")
             self._check("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._device))
-            self._read()
+            self.samples.append(self._read())
         except OSError as error:
             self.reason = str(error)
 

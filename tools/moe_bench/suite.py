@@ -110,6 +110,8 @@ class Suite:
                 inline_limit=self.options.inline_limit,
             )
         )
+        if UNLIMITED not in (arm.name for arm in arms):
+            self.figures["left_out"].append(f"{UNLIMITED}: the store has no inline programs above the limit")
         candidates: list[Candidate] = [*arms]
         if has_baselines:
             candidates += self.baselines(weights)
