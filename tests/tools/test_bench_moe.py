@@ -315,7 +315,8 @@ def test_nothing_begins_when_the_time_is_used_up(measured: Any) -> None:
     ]
 
 
-def test_a_meter_without_a_device_reads_nothing_and_says_why() -> None:
+def test_a_meter_without_its_library_reads_nothing_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter, "LIBRARY", "libnobody.so.1")
     with meter.Meter("GPU-of-nobody") as found:
-        assert found.reason
+        assert "libnobody" in str(found.reason)
         assert found.read(0.0, time.monotonic()) == {}

@@ -55,7 +55,7 @@ class Meter:
         try:
             self._library = ctypes.CDLL(LIBRARY)
             self._check("nvmlInit_v2")
-            self._check("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._device))
+            self._find(uuid)
             self.samples.append(self._read())
         except OSError as error:
             self.reason = str(error)
@@ -79,6 +79,15 @@ class Meter:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _find(self, uuid: str) -> None:
+        """Find the device; where the library calls it otherwise, as inside of virtual machines, the only one is it."""
+        count = ctypes.c_uint()
+        self._check("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        if count.value == 1:
+            self._check("nvmlDeviceGetHandleByIndex_v2", 0, ctypes.byref(self._device))
+        else:
+            self._check("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._device))
 
     def _sample(self) -> None:
         while not self._stop.wait(PERIOD_S):

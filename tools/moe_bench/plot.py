@@ -21,7 +21,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "planfreeze"
     from matplotlib import pyplot
 
-    layer = figures["layers"]["synthetic"]
+    layer = figures["layers"].get("synthetic", {})
     figure, axes = pyplot.subplots(figsize=SIZE_INCHES)
     for arm in figures["arms"]:
         points = [(int(tokens), found["arms"][arm]) for tokens, found in layer.items() if arm in found["arms"]]
@@ -35,7 +35,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     counts = sorted(int(tokens) for tokens in layer)
-    axes.set_xticks(counts, [str(tokens) for tokens in counts])
+    axes.set_xticks(counts, [str(tokens) for tokens in counts], rotation=60)
     axes.set_xlabel("tokens")
     axes.set_ylabel("microseconds a call, median")
     axes.set_title(f"{figures['model']} on {figures['tp']} ranks, {figures['device']}, rounds with rests")

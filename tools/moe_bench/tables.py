@@ -18,7 +18,7 @@ def write_report(figures: Figures) -> str:
 def report_lines(figures: Figures) -> Iterator[str]:
     """Yield the report line by line."""
     geometry = figures["geometry"]
-    ceiling = ", ".join(f"{rate:.2f} TB/s over {size}" for size, rate in figures["read_ceiling_tb_s"].items())
+    ceiling = ", ".join(f"{rate:.2f} TB/s over {size}" for size, rate in figures.get("read_ceiling_tb_s", {}).items())
     versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     yield f"{figures['device']}, {versions}"
     yield f"{figures['model']} on {figures['tp']} ranks: " + ", ".join(f"{k} {v}" for k, v in geometry.items())
