@@ -21,6 +21,7 @@ from moe_bench.plot import draw
 from moe_bench.tables import write_report
 from moe_bench.targets import TOKENS
 
+from planfreeze.errors import PlanfreezeError
 from planfreeze.models import load_model
 
 Figures = dict[str, Any]
@@ -57,6 +58,7 @@ def count_list(text: str) -> tuple[int, ...]:
 
 def measure(given: argparse.Namespace) -> Figures:
     """Run the measurement; what was measured before an error is written too."""
+    from moe_bench.inputs import match_checkpoint
     from moe_bench.suite import Options, Suite
 
     import planfreeze
@@ -70,6 +72,11 @@ def measure(given: argparse.Namespace) -> Figures:
         checkpoint=given.checkpoint,
         peers=given.peers,
     )
+    if options.checkpoint is not None:
+        try:
+            match_checkpoint(options.checkpoint, options.sizes)
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from error
     name = f"{options.model.name}-tp{options.tp}-sm_90a"
     with planfreeze.session(name, store=given.store, is_trusted=True) as session:
         # Not armed: the baselines compile at first use. What the arms launch was built before.
@@ -93,7 +100,11 @@ def has_agreed(figures: Figures) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or read, print and draw; return the exit status."""
     given = parse_arguments(arguments)
-    figures = json.loads(given.read.read_text()) if given.read is not None else measure(given)
+    try:
+        figures = json.loads(given.read.read_text()) if given.read is not None else measure(given)
+    except PlanfreezeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
     sys.stdout.write(write_report(figures))
     if given.plot is not None:
         try:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,6 +314,27 @@ def test_nothing_begins_when_the_time_is_used_up(measured: Any) -> None:
     assert [what for what in figures["left_out"] if "tokens" in what] == [
         f"synthetic scales, {tokens} tokens: 0 minutes were used up" for tokens in (8, 64)
     ]
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+def test_a_checkpoint_is_read_as_one_rank_holds_it_up_rows_first(tp: int, weights: Any, tmp_path: Path) -> None:
+    generate_checkpoint = import_module("generate_checkpoint")
+    model = replace(MODEL, intermediate=64 * tp)
+    generate_checkpoint.write_checkpoint(tmp_path, generate_checkpoint.Recipe(model=model, layers=(5,), shards=1))
+    found = inputs.checkpoint_weights(tmp_path, SIZES)
+    recipe = generate_checkpoint.Recipe(model=model, layers=(5,))
+    up, gate = (generate_checkpoint.matrix_codes(recipe, 5, 2, half)[:64] for half in ("up", "gate"))
+    assert torch.equal(found.w13[2], torch.cat([up, gate]))
+    scales = generate_checkpoint.matrix_scales(recipe, 5, 2, "gate")
+    assert torch.equal(found.w13_scales[2, 64:], scales[:64])
+
+
+def test_a_checkpoint_of_another_geometry_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    generate_checkpoint = import_module("generate_checkpoint")
+    model = replace(MODEL, hidden=512)
+    generate_checkpoint.write_checkpoint(tmp_path, generate_checkpoint.Recipe(model=model, layers=(0,), shards=1))
+    with pytest.raises(SystemExit, match=r"hidden=512.*hidden=5120"):
+        bench_moe.main(["--store", str(tmp_path / "no_store"), "--checkpoint", str(tmp_path)])
 
 
 def test_a_meter_without_its_library_reads_nothing_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

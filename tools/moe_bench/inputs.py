@@ -10,7 +10,7 @@ from torch import Tensor
 
 from planfreeze.kernels.moe.checkpoints import LayerWeights, open_checkpoint, read_layer
 from planfreeze.kernels.scales.geometry import ScaleGeometry
-from planfreeze.models import load_model
+from planfreeze.models import Model, load_model
 
 DEVICE = "cuda"
 
@@ -68,19 +68,25 @@ def synthetic_weights(sizes: Sizes, seed: int) -> LayerWeights:
     )
 
 
-def checkpoint_weights(folder: Path, sizes: Sizes) -> LayerWeights:
-    """Read the first layer of a checkpoint that has its ``model.toml``, as one rank of the measured geometry holds it.
+def match_checkpoint(folder: Path, sizes: Sizes) -> tuple[Model, int]:
+    """Return the model of a checkpoint that has its ``model.toml``, and the ranks that give the measured geometry.
 
     Raises
     ------
     ValueError
-        The checkpoint's model, divided over any number of ranks, is not of the measured geometry.
+        The model, divided over any number of ranks, is not of the measured geometry.
     """
     model = load_model(str(folder / "model.toml"))
     tp = max(1, model.intermediate // sizes.intermediate)
     found = Sizes(experts=model.experts, hidden=model.hidden, intermediate=model.intermediate // tp, top_k=model.top_k)
     if found != sizes or model.intermediate % tp:
-        raise ValueError(f"{folder} holds {found}, and {sizes} is measured")
+        raise ValueError(f"{folder} holds {found} on {tp} ranks, and {sizes} is measured")
+    return model, tp
+
+
+def checkpoint_weights(folder: Path, sizes: Sizes) -> LayerWeights:
+    """Read the first layer of a checkpoint, as the first rank holds it, up rows first; errors as before."""
+    model, tp = match_checkpoint(folder, sizes)
     checkpoint = open_checkpoint(folder)
     weights = read_layer(checkpoint, model, checkpoint.layers[0], tp=tp, rank=0, device=DEVICE)
     if weights.source_order == "up_gate":

@@ -13,7 +13,14 @@ from h200.layer import ARCH, Sizes
 from moe_bench.arms import ProductArm, bind_arms
 from moe_bench.ceiling import read_ceiling
 from moe_bench.floors import expert_bytes, floor_us, routed_experts
-from moe_bench.inputs import DEVICE, Candidate, Inputs, checkpoint_weights, make_inputs, synthetic_weights
+from moe_bench.inputs import (
+    DEVICE,
+    Candidate,
+    Inputs,
+    checkpoint_weights,
+    make_inputs,
+    synthetic_weights,
+)
 from moe_bench.meter import Meter
 from moe_bench.peers import Marlin, TritonKernels
 from moe_bench.scaled_layer import ScaledLayer
