@@ -252,6 +252,7 @@ def measured(weights: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: None)
     monkeypatch.setattr(suite, "SUSTAINED_S", 0.0)
+    monkeypatch.setattr(timing, "ROUNDS", 10)
     monkeypatch.setattr(timing, "BATCH_S", 1e-4)
     monkeypatch.setattr(suite, "read_ceiling", lambda: {"1 GiB": 4.1})
     monkeypatch.setattr(suite, "synthetic_weights", lambda *_: weights)
