@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, cute
 
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
@@ -145,7 +145,9 @@ class MicroFc2:
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                     if copied >= self.lag:
                         self.finish(memory, behind, behind_parity, lane, behind_step)
-                        behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                        behind, behind_left, behind_parity = mma.advance(
+                            self.pipeline, behind, behind_left, behind_parity
+                        )
                         behind_step = self.advance_step(behind_step)
                     if step == self.steps - 1:
                         self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)

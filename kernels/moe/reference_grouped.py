@@ -92,7 +92,7 @@ def place_routes(topk_ids: Tensor, topk_weights: Tensor, *, experts: int, tile_m
     """
     pairs = topk_ids.numel()
     plan = plan_routes(topk_ids.reshape(-1, 1), topk_weights.reshape(-1, 1), experts, tile_m, pairs)
-    tiles = int(plan.tile_count)
+    tiles = int(plan.tile_count[0])
     return Routes(
         token_map=plan.token_map[: tile_m * tiles],
         row_weight=plan.row_weight[: tile_m * tiles],

@@ -23,7 +23,7 @@ class RoutePlan:
     tile_expert, tile_valid : Tensor
         ``(m_tiles,)`` int32: expert and number of routes of every tile; -1 and 0 beyond the live ones.
     tile_count : Tensor
-        ``(1,)`` int32: live tiles.
+        ``(2 + m_tiles,)`` int32: live tiles; then zeros, with which nobody waits for the first projection.
     """
 
     token_map: Tensor
@@ -77,10 +77,12 @@ def plan_routes(topk_ids: Tensor, topk_weights: Tensor, experts: int, tile_m: in
     number = torch.arange(live, device=device) - tile_base[owner]
     tile_expert[:live] = owner.int()
     tile_valid[:live] = (counts[owner] - number * tile_m).clamp(max=tile_m).int()
+    tile_count = torch.zeros(2 + m_tiles, dtype=torch.int32, device=device)
+    tile_count[0] = live
     return RoutePlan(
         token_map=token_map,
         row_weight=row_weight,
         tile_expert=tile_expert,
         tile_valid=tile_valid,
-        tile_count=tiles.sum().int().view(1),
+        tile_count=tile_count,
     )

@@ -117,7 +117,7 @@ def arguments(payload: RoutePlanPayload) -> tuple[Argument, ...]:
         pointer("row_weight", "f32", rows),
         pointer("tile_expert", "i32", m_tiles),
         pointer("tile_valid", "i32", m_tiles),
-        pointer("tile_count", "i32", lambda s: 1),
+        pointer("tile_count", "i32", lambda s: 2 + m_tiles(s)),
         pointer("route_output", "bf16", lambda s: s["pairs"] * s["hidden"]),
         scalar("pairs"),
         scalar("hidden"),

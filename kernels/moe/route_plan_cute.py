@@ -20,6 +20,8 @@ from planfreeze.kernels.mma.words import (
     store_shared_x4,
 )
 from planfreeze.kernels.moe.geometry import ceil_div
+from planfreeze.kernels.moe.progress_cute import DONE, counter_of
+from planfreeze.kernels.moe.routing import COUNTER_START
 
 __all__ = ["RoutePlan"]
 
@@ -39,7 +41,8 @@ class RoutePlan:
 
     Arguments: ``topk_ids`` and ``topk_weights`` f32 ``(pairs,)``, aligned to their own size; out: ``token_map`` i32
     and ``row_weight`` f32 ``(rows,)``: pair and weight of a row, -1 and 0 in the rows of a live tile that have no
-    pair; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``; ``tile_count`` i32 ``(1,)``: live tiles;
+    pair; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``; ``tile_count`` i32 ``(2 + m_tiles,)``: live tiles,
+    and the counters of :mod:`planfreeze.kernels.moe.progress_cute` at their start;
     ``route_output`` bf16 ``(pairs, hidden)``, 16-byte aligned, ``hidden`` a multiple of 8: zeros in the rows of pairs
     with an id outside 0..experts-1, others are left alone. Then ``pairs``, ``hidden``, and ``rows`` and ``m_tiles``,
     which size the buffers and are not read. What lies beyond the live tiles is not written.
@@ -117,6 +120,7 @@ class RoutePlan:
         barrier()
         if block + thread == 0:
             store_global_x1(tile_count, tiles)
+            store_global_x1(tile_count + DONE, Uint32(COUNTER_START))
         for first in cutlass.range(start, end, THREADS, unroll=1):
             self.place(shared, topk_ids, topk_weights, token_map, row_weight, route_output, first, end, hidden, thread)
             if first + THREADS < end:
@@ -125,7 +129,8 @@ class RoutePlan:
                 barrier()
         warp = thread >> 5
         for expert in cutlass.range(block * WARPS + warp, self.experts, blocks * WARPS, unroll=1):
-            self.describe_tiles(shared, token_map, row_weight, tile_expert, tile_valid, expert, thread & 31)
+            tables = (token_map, row_weight, tile_expert, tile_valid, tile_count)
+            self.describe_tiles(shared, tables, expert, thread & 31)
         # Routes do not come from the launch before this one, but who waits for this one relies on that one, too.
         wait_for_previous()
 
@@ -224,14 +229,16 @@ class RoutePlan:
             store_shared_x4(counts + 16, (zero, zero, zero, zero))
 
     @cute.jit
-    def describe_tiles(self, shared, token_map, row_weight, tile_expert, tile_valid, expert, lane):
-        """Write expert and number of pairs of every tile of one expert, and mark the rows of the last without one."""
+    def describe_tiles(self, shared, tables, expert, lane):
+        """Write expert, pairs and progress of every tile of one expert, and mark the rows of the last without a pair."""
+        token_map, row_weight, tile_expert, tile_valid, tile_count = tables
         total = Int32(load_shared(shared + self.totals + expert * 4))
         tiles = Int32(tiles_of(Uint32(total), self.tile_m))
         first_tile = Int32(load_shared(shared + self.first_tiles + expert * 4))
         for tile in cutlass.range(lane, tiles, 32, unroll=1):
             place = Int64(first_tile + tile) * 4
             store_global_x1(tile_expert + place, Uint32(expert))
+            store_global_x1(counter_of(tile_count, first_tile + tile), Uint32(COUNTER_START))
             store_global_x1(tile_valid + place, Uint32(smaller(total - tile * self.tile_m, Int32(self.tile_m))))
         # A last tile lacks fewer rows than a warp has lanes.
         if total + lane < tiles * self.tile_m:

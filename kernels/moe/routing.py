@@ -6,10 +6,12 @@ fewer routes than rows.
 
 from planfreeze.kernels.moe.geometry import ceil_div
 
-__all__ = ["TILE_SIZES", "max_m_tiles", "rows_cap"]
+__all__ = ["COUNTER_START", "TILE_SIZES", "max_m_tiles", "rows_cap"]
 
 TILE_SIZES = (8, 16, 32)
 """Rows of a tile that kernels exist for."""
+COUNTER_START = 1 << 30
+"""What routing sets counters of done tasks to: a number that no count comes near."""
 
 
 def max_m_tiles(pairs: int, *, experts: int, tile_m: int) -> int:

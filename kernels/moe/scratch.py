@@ -44,7 +44,7 @@ class ScratchSizes:
     token_map, row_weight : int
         Route and routing weight of every row of grouped routes.
     tile_expert, tile_valid, tile_count : int
-        Expert and live rows of every tile of grouped routes, and the number of live tiles.
+        Expert and live rows of every tile of grouped routes, the number of live tiles and their progress.
     intermediate : int
         Quantised intermediate with its scale planes.
     route_output : int
@@ -121,7 +121,7 @@ def size_scratch(sharded: ShardedModel, arch: str, capacity: int, mode: ScaleMod
         row_weight=row_words,
         tile_expert=tile_words,
         tile_valid=tile_words,
-        tile_count=WORD_BYTES if is_grouped else 0,
+        tile_count=2 * WORD_BYTES + tile_words if is_grouped else 0,
         intermediate=intermediate_bytes(arch, counts.rows, sharded.intermediate),
         route_output=pairs * hidden * BF16_BYTES,
         presence=experts if mode is ScaleMode.DECODE else 0,

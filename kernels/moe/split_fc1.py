@@ -217,7 +217,7 @@ def arguments(payload: SplitFc1Payload, target: Target) -> tuple[Argument, ...]:
         pointer("token_map", "i32", rows),
         pointer("tile_expert", "i32", lambda s: s["m_tiles"]),
         pointer("tile_valid", "i32", lambda s: s["m_tiles"]),
-        pointer("tile_count", "i32", lambda s: 1),
+        pointer("tile_count", "i32", lambda s: 2 + s["m_tiles"]),
         pointer("alpha", "f32", lambda s: s["experts"]),
         pointer("intermediate", "u8", lambda s: intermediate_bytes(target.arch, rows(s), payload.intermediate)),
         scalar("tokens"),

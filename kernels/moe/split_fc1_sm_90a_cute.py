@@ -25,6 +25,7 @@ from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
 from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width
 from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
+from planfreeze.kernels.moe.progress_cute import count_done
 from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a
 
 __all__ = ["SplitFc1"]
@@ -47,7 +48,8 @@ class SplitFc1:
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``,
     ``w13`` 32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the
     native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``token_map`` i32 ``(rows,)``,
-    ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``, ``tile_count`` i32 ``(1,)``, ``alpha`` f32 ``(experts,)``;
+    ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``, ``tile_count`` i32 ``(2 + m_tiles,)`` whose counters it counts
+    up (see :mod:`planfreeze.kernels.moe.progress_cute`), ``alpha`` f32 ``(experts,)``;
     ``intermediate`` u8 of ``rows`` rows: payload ``(rows, padded)`` in the byte order of sm_90a, then f32 scales
     ``(padded / 128, rows, 4)``; then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned.
     Of m tile m the first tile_valid[m] rows are written, their padding columns with zeros.
@@ -264,7 +266,7 @@ class SplitFc1:
     def consume(self, shared, thread, walk, parameters):
         """Multiply the stages of every task and write its part of the intermediate."""
         block, blocks, tasks = walk
-        alpha, intermediate, _, _, rows, _ = parameters[-6:]
+        tile_count, alpha, intermediate, _, _, rows, _ = parameters[-7:]
         lane, warp = thread & 31, thread >> 5
         group, chunk = warp >> 1, warp & 1
         weight_offset = group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
@@ -304,6 +306,9 @@ class SplitFc1:
                             byte,
                         )
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
+            tokens.consumer_barrier()
+            if thread == 0:
+                count_done(tile_count, m_tile)
 
     def meet(self, exchange_area, lane, warp, sums, factor):
         """Bring gate and up of a column to one lane: lists of four rows for every eight tokens.

@@ -153,7 +153,7 @@ def arguments(payload: SplitFc2Payload, target: Target) -> tuple[Argument, ...]:
         pointer("row_weight", "f32", rows, alignment=4),
         pointer("tile_expert", "i32", lambda s: s["m_tiles"], alignment=4),
         pointer("tile_valid", "i32", lambda s: s["m_tiles"], alignment=4),
-        pointer("tile_count", "i32", lambda s: 1, alignment=4),
+        pointer("tile_count", "i32", lambda s: 2 + s["m_tiles"], alignment=4),
         pointer("alpha", "f32", lambda s: s["experts"]),
         pointer("route_output", "bf16", lambda s: s["pairs"] * hidden),
         scalar("pairs"),

@@ -8,12 +8,13 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
-from planfreeze.kernels.mma.launch import follow, launch_once
+from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
 from planfreeze.kernels.mma.memory import commit_copies, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct, copy_rows
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
+from planfreeze.kernels.moe.progress_cute import await_rows
 from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
 
 __all__ = ["SplitFc2"]
@@ -35,7 +36,7 @@ class SplitFc2:
     f32 scales ``(padded K / 128, rows, 4)``; ``w2`` 32-bit words ``[expert][128-row tile][K128][K32][32-row
     chunk][lane][nt]``; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``;
     ``token_map`` i32 and ``row_weight`` f32 ``(rows,)``; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``;
-    ``tile_count`` i32 ``(1,)``; ``alpha`` f32 ``(experts,)``; ``route_output`` bf16 ``(pairs, hidden)``; then
+    ``tile_count`` i32 ``(2 + m_tiles,)``, see :mod:`planfreeze.kernels.moe.progress_cute`; ``alpha`` f32 ``(experts,)``; ``route_output`` bf16 ``(pairs, hidden)``; then
     ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the tables 4.
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply 32 weight rows each with tile_m intermediate rows. Warp 4
@@ -70,6 +71,8 @@ class SplitFc2:
         self.hidden = hidden
         self.tile_m = tile_m
         self.tiles = row_tiles(hidden)
+        # Tasks of the first projection in an m tile.
+        self.first_tiles = intermediate // 64
         self.row_block_bytes = 128 * intermediate // 2
         self.padded = padded_width(intermediate)
         self.steps = row_tiles(intermediate)
@@ -126,6 +129,8 @@ class SplitFc2:
         intermediate, w2 = parameters[:2]
         addresses = parameters[2:-11]
         row_count = parameters[-2]
+        tile_count = parameters[-7]
+        m_tiles = Int32(Uint32(tasks) // Uint32(self.tiles))
         lane_source = intermediate + Int64(lane >> 3) * self.padded + Int64((lane & 7) * 16)
         first_row_scales = intermediate + Int64(row_count) * self.padded
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
@@ -137,8 +142,9 @@ class SplitFc2:
             row_block = self.row_block(next_expert, block)
             self.scales.look_ahead(memory, addresses, row_block, lane)
             ahead = self.copy_ahead(shared, w2 + row_block * self.row_block_bytes)
-        # Routes and weights are older than the launch before this one, which makes the intermediate.
-        follow()
+        # Routes and weights are older than the launch before this one, whose rows are waited for tile by tile.
+        start_next()
+        is_open = Int32(1)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Entries are loaded one task ahead: a load takes about as long as a step.
             expert, valid = next_expert, next_valid
@@ -152,6 +158,8 @@ class SplitFc2:
             row_scales = first_row_scales + first_row * ROW_SCALE_BYTES
             scales = self.scales.locate(addresses, row_block)
             self.scales.start(memory)
+            if is_open != 0:
+                is_open = await_rows(tile_count, m_tile, self.first_tiles, m_tiles)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
                 header = self.scales.find(memory, step)
                 ptx.wait(stage + self.pipeline.empty, parity)
@@ -182,6 +190,8 @@ class SplitFc2:
                 self.finish(memory, behind, behind_parity, lane, behind_step)
                 behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                 behind_step = self.advance_step(behind_step)
+        # Who waits for this launch relies on the one before it, too.
+        wait_for_previous()
 
     def row_block(self, expert, task):
         """Return the row block of a task, Int64."""

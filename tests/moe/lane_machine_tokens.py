@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from planfreeze.kernels.moe import progress_cute
+
 
 def load_machine():
     """Load the lane machine from its file: tests are not a package."""
@@ -146,10 +148,17 @@ class Block(lanes.Block):
         made.power_of_two_approximate = lambda a: f32(np.exp2(np.float64(a)))
         return made
 
+    def add_both(self, first, second):
+        for address in (int(first), int(second)):
+            self.memory[address : address + 4].view(u32)[0] += 1
+
     def named(self):
         """Instructions that kernels import by name."""
         made = self.instructions()
         return {
+            "add_both": self.add_both,
+            "fence_async_global": lambda: None,
+            "load_acquire": lambda address: self.read(self.memory, address, u32, 1)[0],
             "bits_of_float": bits,
             "commit_copies": self.commit_copies,
             "consumer_barrier": lambda: self.warpgroup.exchange(here.thread),
@@ -194,7 +203,7 @@ def unwrap(monkeypatch, module):
 
 def run_kernel(monkeypatch, modules, kernel, source, blocks, memory, parameters):
     """Run a kernel class over global memory; ``modules`` are all whose functions it executes."""
-    modules = (*modules, lanes.launch)
+    modules = (*modules, lanes.launch, progress_cute)
     for module in modules:
         unwrap(monkeypatch, module)
     for index in range(blocks):

@@ -180,7 +180,7 @@ def run_route_plan(payload: Any, values: Any, words: dict[str, int]) -> None:
 
 def read_routes(payload: Any, values: Any) -> reference_grouped.Routes:
     """Return the live tiles that a routing wrote."""
-    tiles = int(values.tile_count)
+    tiles = int(values.tile_count[0])
     assert 0 <= tiles <= values.m_tiles
     weights = getattr(values, "row_weight", torch.zeros(values.rows))
     return reference_grouped.Routes(

@@ -10,7 +10,7 @@ from planfreeze.errors import InvalidPayload
 from planfreeze.family import CuteSource, family_of
 from planfreeze.kernels.moe.reference_routes import plan_routes
 from planfreeze.kernels.moe.route_plan import RoutePlanPayload, route_plan, shared_bytes
-from planfreeze.kernels.moe.routing import max_m_tiles, rows_cap
+from planfreeze.kernels.moe.routing import COUNTER_START, max_m_tiles, rows_cap
 from planfreeze.target import ARCHS, target
 
 POISON = 0x7FC1
@@ -112,8 +112,10 @@ class Call:
     def check(self, found):
         """Compare with the reference; beyond live tiles, and in rows of valid pairs, nothing was written."""
         expected = plan_routes(self.ids[:, None], self.weights[:, None], self.experts, self.tile_m, self.pairs)
-        tiles = int(expected.tile_count)
-        np.testing.assert_array_equal(found["tile_count"], expected.tile_count.numpy())
+        tiles = int(expected.tile_count[0])
+        # Live tiles, then counters at their start; those of other tiles are left alone.
+        counted = [tiles] + [COUNTER_START] * (1 + tiles)
+        assert found["tile_count"].tolist() == counted + [POISON] * (self.m_tiles - tiles)
         for name, live in zip(OUTPUTS[:4], (tiles * self.tile_m, tiles * self.tile_m, tiles, tiles), strict=False):
             wanted = getattr(expected, name)[:live].numpy()
             np.testing.assert_array_equal(found[name][:live], wanted, err_msg=name)
@@ -206,7 +208,8 @@ def test_ids_whose_low_word_is_an_expert_are_invalid(monkeypatch, ptx_machine, c
 def test_call_without_pairs_writes_that_there_are_no_tiles(monkeypatch, ptx_machine, compile_cute):
     call = Call([], experts=8, tile_m=8)
     found = call.run(monkeypatch, ptx_machine, compile_cute)
-    assert found["tile_count"].tolist() == [0]
+    assert found["tile_count"][:2].tolist() == [0, COUNTER_START]
+    assert (found["tile_count"][2:] == POISON).all()
     assert all((found[name] == POISON).all() for name in OUTPUTS[:4])
 
 
@@ -231,7 +234,7 @@ def test_reference_groups_by_expert_in_pair_order(tile_m):
             assert plan.row_weight[row : row + tile_m].tolist() == weights.flatten()[group].tolist() + [0.0] * rest
             assert (int(plan.tile_expert[tile]), int(plan.tile_valid[tile])) == (expert, len(group))
             row, tile = row + tile_m, tile + 1
-    assert int(plan.tile_count) == tile
+    assert int(plan.tile_count[0]) == tile
     assert (plan.token_map[row:] == -1).all() and (plan.tile_valid[tile:] == 0).all()
 
 
@@ -291,13 +294,13 @@ def test_arguments_cover_what_the_kernel_touches(arch):
         ("row_weight", "f32", 6512, 16),
         ("tile_expert", "i32", 407, 16),
         ("tile_valid", "i32", 407, 16),
-        ("tile_count", "i32", 1, 16),
+        ("tile_count", "i32", 409, 16),
         ("route_output", "bf16", 384 * 5120, 16),
     ]
     assert [a.name for a in definition.arguments if not a.is_pointer] == ["pairs", "hidden", "rows", "m_tiles"]
     # Buffers that the worst routing of so many pairs does not fit are refused.
     short = {**scalars, "pairs": 385}
-    assert [a.elements(short) for a in definition.arguments[2:6]] == [6528, 6528, 408, 408]
+    assert [a.elements(short) for a in definition.arguments[2:7]] == [6528, 6528, 408, 408, 410]
     pairs = (0, 1, 3072, 3073, 65536)
     assert [definition.grid({"pairs": count}, 40)[0] for count in pairs] == [6, 6, 6, 7, 40]
     assert shared_bytes(1024) <= target(arch).max_shared_bytes

@@ -78,7 +78,7 @@ def test_arguments_are_the_contract(arch, scale_type, csf_inline):
         ("token_map", "i32", 100),
         ("tile_expert", "i32", 5),
         ("tile_valid", "i32", 5),
-        ("tile_count", "i32", 1),
+        ("tile_count", "i32", 7),
         ("alpha", "f32", 3),
         ("intermediate", "u8", intermediate_bytes(arch, 100, 576)),
     ]

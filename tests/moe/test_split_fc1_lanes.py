@@ -22,6 +22,7 @@ from planfreeze.kernels.moe.reference import (
 )
 from planfreeze.kernels.moe.reference_grouped import place_routes, read_intermediate
 from planfreeze.kernels.moe.reference_grouped import split_fc1 as reference
+from planfreeze.kernels.moe.routing import COUNTER_START
 from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload, split_fc1
 from planfreeze.kernels.moe.weights import pack_w13
 from planfreeze.kernels.scales.geometry import ScaleGeometry
@@ -103,6 +104,9 @@ class Problem:
         token_map[: self.routes.rows] = self.routes.token_map
         expert, valid = np.full((2, self.m_tiles), 2**30, dtype=np.int32)
         expert[: self.routes.tiles], valid[: self.routes.tiles] = self.routes.tile_expert, self.routes.tile_valid
+        live = self.routes.tiles if live is None else live
+        progress = np.full(2 + self.m_tiles, COUNTER_START, dtype=np.int32)
+        progress[0] = live
         output = np.full(intermediate_bytes(ARCH, self.rows, self.intermediate), POISON, dtype=np.uint8)
         parts = (
             arrange_activations(self.x[0], ARCH).numpy(),
@@ -112,7 +116,7 @@ class Problem:
             token_map,
             expert,
             valid,
-            np.array([self.routes.tiles if live is None else live], dtype=np.int32),
+            progress,
             self.alpha,
             output,
         )
@@ -123,6 +127,11 @@ class Problem:
         with monkeypatch.context() as patch:
             kernel = split_fc1_sm_90a_cute.SplitFc1
             machine.run_kernel(patch, MODULES, kernel, source, blocks, memory, parameters)
+        counters = slice(addresses[-3], addresses[-3] + progress.nbytes)
+        done = memory[counters].view(np.int32) - progress
+        tasks = self.intermediate // 64
+        assert done.tolist() == [0, live * tasks] + [tasks] * live + [0] * (self.m_tiles - live)
+        before[counters] = memory[counters]
         first = addresses[-1]
         assert (memory[:first] == before[:first]).all()
         return memory[first : first + output.size]

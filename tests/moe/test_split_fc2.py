@@ -83,7 +83,7 @@ def test_arguments_are_the_contract(arch, row_bytes, csf_inline):
         ("row_weight", "f32", 48),
         ("tile_expert", "i32", 3),
         ("tile_valid", "i32", 3),
-        ("tile_count", "i32", 1),
+        ("tile_count", "i32", 5),
         ("alpha", "f32", 3),
         ("route_output", "bf16", 7 * 5120),
     ]

@@ -171,7 +171,7 @@ class Problem:
             row_weight,
             routes.expert,
             routes.valid,
-            np.array([routes.count], dtype=np.int32),
+            np.array([routes.count, *[0] * (1 + routes.m_tiles)], dtype=np.int32),
             self.alpha,
             output,
         )

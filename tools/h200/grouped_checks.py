@@ -21,7 +21,7 @@ from planfreeze.kernels.moe import reference, reference_grouped
 from planfreeze.kernels.moe.geometry import intermediate_bytes
 from planfreeze.kernels.moe.reference_routes import RoutePlan, plan_routes
 from planfreeze.kernels.moe.route_plan import RoutePlanPayload
-from planfreeze.kernels.moe.routing import max_m_tiles, rows_cap
+from planfreeze.kernels.moe.routing import COUNTER_START, max_m_tiles, rows_cap
 from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload
 from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload
 from planfreeze.kernels.scales import csf_batch
@@ -63,8 +63,9 @@ def check_route_plan(session: Session, sizes: Sizes, payload: RoutePlanPayload) 
         tables = (found.token_map, found.row_weight, found.tile_expert, found.tile_valid, found.tile_count)
         session.program(payload).bind(ids, weights, *tables, route_output, pairs, hidden, rows, m_tiles).launch()
         torch.cuda.synchronize()
-        live = int(wanted.tile_count)
-        require(int(found.tile_count) == live, f"{int(found.tile_count)} live tiles, not {live}")
+        live = int(wanted.tile_count[0])
+        require(int(found.tile_count[0]) == live, f"{int(found.tile_count[0])} live tiles, not {live}")
+        require(bool((found.tile_count[1 : 2 + live] == COUNTER_START).all()), "a counter is not at its start")
         for name, size in (("token_map", live * payload.tile_m), ("row_weight", live * payload.tile_m)):
             same = torch.equal(getattr(found, name)[:size], getattr(wanted, name)[:size])
             require(same, f"{name} of {tokens} tokens differs")

@@ -90,7 +90,7 @@ class ScaledLayer:
             self.keep("row_weight", torch.float32, rows),
             self.keep("tile_expert", torch.int32, m_tiles),
             self.keep("tile_valid", torch.int32, m_tiles),
-            self.keep("tile_count", torch.int32, 1),
+            self.keep("tile_count", torch.int32, 2 + m_tiles),
         )
 
     def keep(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
