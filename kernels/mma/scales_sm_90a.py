@@ -21,13 +21,14 @@ from planfreeze.kernels.mma.sm_90a import (
     rebuild_native_tail,
 )
 from planfreeze.kernels.mma.stage_sm_90a import NATIVE_SCALE_BYTES, ROWS, STAGED_GROUP_BYTES, Pipeline
+from planfreeze.kernels.mma.words import ballot
 from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
 
 LANES = 32
 KIND_BITS = 4
-"""Bits that :class:`InlineMemory` keeps of every step."""
+"""What :class:`InlineMemory` keeps of every step."""
 
 
 class NativeHalves:
@@ -92,23 +93,26 @@ class NativeHalves:
 class InlineMemory:
     """What a producer warp keeps of inline scales, in registers.
 
-    Headers of the tile blocks of a task, step by step: lane l has those of steps l, l + 32, .. of every row group.
-    They tell before a step is copied whether a raw tile has its scales. And what was found in the last steps, the
-    latest in the lowest bits.
+    Headers of the tile blocks of a task, step by step: lane l has those of steps l, l + 32, .. of every row group. They
+    tell before a step is copied whether it is odd: whether a tile of it is raw or has records. And what kinds of tiles
+    the last steps had, four bits each, the latest in the lowest: bits 0 and 1 are set for a row group whose tile is raw,
+    bit 2 for an odd step.
     """
 
     def __init__(self, groups, steps):
+        self.groups = groups
         self.words = -(-steps // LANES)
         self.count = groups * self.words
         self.headers = cute.make_rmem_tensor((self.count,), Uint32)
         self.next_headers = cute.make_rmem_tensor((self.count,), Uint32)
+        self.odd = cute.make_rmem_tensor((self.words,), Uint32)
+        self.found = cute.make_rmem_tensor((groups,), Uint32)
         self.kinds = cute.make_rmem_tensor((1,), Uint32)
         self.bases = cute.make_rmem_tensor((4,), Uint32)
-        for i in range(self.count):
-            self.headers[i] = self.next_headers[i] = Uint32(0)
-        for nt in range(4):
-            self.bases[nt] = Uint32(0)
-        self.kinds[0] = Uint32(0)
+        for tensor, size in ((self.headers, self.count), (self.next_headers, self.count), (self.odd, self.words)):
+            clear(tensor, size)
+        for tensor, size in ((self.found, groups), (self.kinds, 1), (self.bases, 4)):
+            clear(tensor, size)
 
     def __extract_mlir_values__(self):
         """The tensors stay where they are: nothing of them is carried through branches and loops."""
@@ -128,26 +132,59 @@ class InlineMemory:
         """Go on to the task whose headers were loaded last."""
         for i in range(self.count):
             self.headers[i] = self.next_headers[i]
+        for word in range(self.words):
+            found = self.headers[word]
+            for group in range(1, self.groups):
+                found = found | self.headers[group * self.words + word]
+            self.odd[word] = ballot(found != 0)
 
-    def find(self, group, step):
-        """Return the header of a step in one row group, in every lane."""
-        word = self.headers[group * self.words]
+    def is_odd(self, step):
+        """Tell whether a step is odd."""
+        word = self.odd[0]
         for i in range(1, self.words):
-            word = select(step >= i * LANES, self.headers[group * self.words + i], word)
-        return Uint32(cute.arch.shuffle_sync(word, step & (LANES - 1)))
+            word = select(step >= i * LANES, self.odd[i], word)
+        return ((word >> Uint32(step & (LANES - 1))) & Uint32(1)) != Uint32(0)
 
-    def push(self, kind):
-        """Keep what was found in a step."""
-        self.kinds[0] = (self.kinds[0] << KIND_BITS) | kind
+    def read(self, step):
+        """Find the headers of a step and keep what kinds they are."""
+        kinds = Uint32(4)
+        for group in range(self.groups):
+            word = self.headers[group * self.words]
+            for i in range(1, self.words):
+                word = select(step >= i * LANES, self.headers[group * self.words + i], word)
+            header = Uint32(cute.arch.shuffle_sync(word, step & (LANES - 1)))
+            self.found[group] = header
+            kinds = kinds | ((header >> 31) << group)
+        self.kinds[0] = self.kinds[0] | kinds
+
+    def push(self):
+        """Count a step, so far a plain one."""
+        self.kinds[0] = self.kinds[0] << KIND_BITS
 
     def kind(self, lag):
-        """Return what was kept ``lag`` steps before the last one."""
+        """Return the kinds of the step ``lag`` before the last one."""
         return (self.kinds[0] >> (KIND_BITS * lag)) & Uint32((1 << KIND_BITS) - 1)
 
     def load_bases(self, address):
         """Load the bases of the lane's four slots from the stage of a task's first step."""
         for nt, bits in enumerate(base_bits(ptx.load_shared(address))):
             self.bases[nt] = bits
+
+
+def clear(tensor, size):
+    """Set registers to zero."""
+    for i in range(size):
+        tensor[i] = Uint32(0)
+
+
+@cute.jit
+def find_inline(memory, step):
+    """Count a step, find its headers if it is odd, and return whether it is."""
+    memory.push()
+    is_odd = memory.is_odd(step)
+    if is_odd:
+        memory.read(step)
+    return is_odd
 
 
 class InlineHalves:
@@ -184,11 +221,8 @@ class InlineHalves:
         memory.start()
 
     def find(self, memory, step):
-        """Return the headers of a step, and keep what they say for its rebuild."""
-        up, gate = (memory.find(group, step) for group in range(2))
-        is_plain = (up | gate) == 0
-        memory.push((up >> 31) | ((gate >> 31) << 1) | select(is_plain, Uint32(0), Uint32(4)))
-        return up, gate
+        """Return what :meth:`copy` takes: whether a step is odd, and where its headers are."""
+        return find_inline(memory, step), memory
 
     def locate(self, addresses, expert, half_tile):
         """Return the address of the first up tile block of a 64-row tile and the distance of its steps, both Int64."""
@@ -196,30 +230,37 @@ class InlineHalves:
         return addresses[0] + first, Int64(TILE_BLOCK_BYTES)
 
     @cute.jit
-    def copy(self, stage, addresses, source, expert, half_tile, step, headers):
+    def copy(self, stage, addresses, source, expert, half_tile, step, found):
         """Start the copies of one step from ``source``, and of the row bases in a task's first step."""
+        is_odd, memory = found
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
-        up, gate = headers
-        more_bytes = Int32((up >> 31) + (gate >> 31)) * (STAGED_GROUP_BYTES - TILE_BLOCK_BYTES)
         if step == 0:
-            more_bytes = more_bytes + BASE_BLOCK_BYTES
-        ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES) + more_bytes)
-        raw = addresses[2] + Int64(half_tile & 1) * STAGED_GROUP_BYTES
-        copy_inline(target, source, raw, up, STAGED_GROUP_BYTES, landed)
-        copy_inline(target + STAGED_GROUP_BYTES, source + self.group_bytes, raw, gate, STAGED_GROUP_BYTES, landed)
-        if step == 0:
-            base_target = stage + self.pipeline.bases
-            base_bytes = Int32(BASE_BLOCK_BYTES // 2)
-            base = addresses[1] + self.row_block(expert, half_tile) * BASE_BLOCK_BYTES
-            base = base + Int64(half_tile & 1) * (BASE_BLOCK_BYTES // 2)
-            ptx.copy_bulk(base_target, base, base_bytes, landed)
-            gate_base = base + Int64(self.row_tiles * BASE_BLOCK_BYTES)
-            ptx.copy_bulk(base_target + BASE_BLOCK_BYTES // 2, gate_base, base_bytes, landed)
+            self.copy_bases(stage, addresses, expert, half_tile)
+        if is_odd:
+            raw = addresses[2] + Int64(half_tile & 1) * STAGED_GROUP_BYTES
+            blocks = (source, source + self.group_bytes)
+            copy_odd(target, blocks, raw, memory, STAGED_GROUP_BYTES, landed)
+        else:
+            ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES))
+            ptx.copy_bulk(target, source, Int32(TILE_BLOCK_BYTES), landed)
+            gate = source + self.group_bytes
+            ptx.copy_bulk(target + STAGED_GROUP_BYTES, gate, Int32(TILE_BLOCK_BYTES), landed)
+
+    def copy_bases(self, stage, addresses, expert, half_tile):
+        """Start the copies of the row bases, which ``landed`` waits for, too."""
+        landed = stage + self.pipeline.landed
+        target = stage + self.pipeline.bases
+        size_bytes = Int32(BASE_BLOCK_BYTES // 2)
+        up = addresses[1] + self.row_block(expert, half_tile) * BASE_BLOCK_BYTES
+        up = up + Int64(half_tile & 1) * (BASE_BLOCK_BYTES // 2)
+        ptx.expect(landed, Int32(BASE_BLOCK_BYTES))
+        ptx.copy_bulk(target, up, size_bytes, landed)
+        ptx.copy_bulk(target + BASE_BLOCK_BYTES // 2, up + self.row_tiles * BASE_BLOCK_BYTES, size_bytes, landed)
 
     def drain(self, memory):
         """Count a step in which nothing is copied any more."""
-        memory.push(Uint32(0))
+        memory.push()
 
     @cute.jit
     def rebuild(self, memory, stage, lane, half, is_first):
@@ -315,32 +356,33 @@ class InlineRows:
         memory.start()
 
     def find(self, memory, step):
-        """Return the header of a step, and keep what it says for the rebuild."""
-        header = memory.find(0, step)
-        memory.push(select(header == 0, Uint32(0), Uint32(2) - (header >> 31)))
-        return header
+        """Return what :meth:`copy` takes: whether a step is odd, and where its header is."""
+        return find_inline(memory, step), memory
 
     def locate(self, addresses, row_block):
         """Return the address of the first tile block of a row block, Int64."""
         return addresses[0] + row_block * self.row_block_bytes
 
     @cute.jit
-    def copy(self, stage, addresses, source, row_block, step, header):
+    def copy(self, stage, addresses, source, row_block, step, found):
         """Start the copy of one step of a row block, and of its row bases in the first step."""
+        is_odd, memory = found
         landed = stage + self.pipeline.landed
-        more_bytes = Int32(header >> 31) * (RAW_TILE_BYTES - TILE_BLOCK_BYTES)
-        if step == 0:
-            more_bytes = more_bytes + BASE_BLOCK_BYTES
-        ptx.arrive_expecting(landed, Int32(TILE_BLOCK_BYTES) + more_bytes)
-        block = source + Int64(step) * TILE_BLOCK_BYTES
-        copy_inline(stage + self.pipeline.staged_scales, block, addresses[2], header, RAW_TILE_BYTES, landed)
+        target = stage + self.pipeline.staged_scales
         if step == 0:
             bases = addresses[1] + row_block * BASE_BLOCK_BYTES
+            ptx.expect(landed, Int32(BASE_BLOCK_BYTES))
             ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BLOCK_BYTES), landed)
+        block = source + Int64(step) * TILE_BLOCK_BYTES
+        if is_odd:
+            copy_odd(target, (block,), addresses[2], memory, RAW_TILE_BYTES, landed)
+        else:
+            ptx.arrive_expecting(landed, Int32(TILE_BLOCK_BYTES))
+            ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)
 
     def drain(self, memory):
         """Count a step in which nothing is copied any more."""
-        memory.push(Uint32(0))
+        memory.push()
 
     @cute.jit
     def rebuild(self, memory, stage, lane, step):
@@ -351,8 +393,18 @@ class InlineRows:
         rebuild_inline_rows(lane, memory.bases, memory.kind(self.lag), staged, scales)
 
 
+def copy_odd(target, blocks, raw, memory, raw_bytes, landed):
+    """Copy what an odd step has of every row group: its tile block, or ``raw_bytes`` of its raw tile."""
+    size_bytes = Int32(0)
+    for group in range(len(blocks)):
+        size_bytes = size_bytes + TILE_BLOCK_BYTES + Int32(memory.found[group] >> 31) * (raw_bytes - TILE_BLOCK_BYTES)
+    ptx.arrive_expecting(landed, size_bytes)
+    for group, block in enumerate(blocks):
+        copy_block(target + group * STAGED_GROUP_BYTES, block, raw, memory.found[group], raw_bytes, landed)
+
+
 @cute.jit
-def copy_inline(target, block, raw, header, raw_bytes: cutlass.Constexpr, landed):
+def copy_block(target, block, raw, header, raw_bytes: cutlass.Constexpr, landed):
     """Copy a tile block, or the first ``raw_bytes`` from ``raw`` on of the raw tile that its header names."""
     if Int32(header) < 0:
         words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES

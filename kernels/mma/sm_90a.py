@@ -150,15 +150,15 @@ def store_selected(lane, selectors, bases, scales):
 def rebuild_inline_rows(lane: Int32, bases, kind: Uint32, staged: Int32, scales: Int32):
     """Turn the staged scales of 128 rows into the fp32 plane: a tile block, or the words of a raw tile.
 
-    ``bases`` are the fp32 bits of the lane's four row bases. ``kind`` is 0 for a tile block without exceptions, 1 for a
-    raw tile and 2 for a tile block with records. Where the tile has two columns only, the other two of the plane get
-    finite numbers without meaning.
+    ``bases`` are the fp32 bits of the lane's four row bases. ``kind`` is 0 for a tile block without exceptions; bit 0 is
+    set for a raw tile. Where the tile has two columns only, the other two of the plane get finite numbers without
+    meaning.
     """
-    if kind == Uint32(1):
+    if (kind & Uint32(1)) != Uint32(0):
         store_words(lane, ptx.load_shared_x4(staged + lane * 16), scales)
     else:
-        slot = 4 * lane
-        selectors = ptx.load_shared(staged + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
+        # The selectors of slots 4 * lane and on: half a word.
+        selectors = ptx.load_shared(staged + ((lane >> 1) << 2)) >> Uint32((lane & 1) << 4)
         store_selected(lane, selectors, bases, scales)
         if kind != Uint32(0):
             # Lane i has word i after the selectors: the number of records, then the records.
@@ -175,12 +175,13 @@ def rebuild_inline(lane: Int32, half: Int32, bases, kinds: Uint32, staged: Int32
     """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
     ``half`` says which 64 slots of a tile the stage covers, ``bases`` are the fp32 bits of the lane's four row bases.
-    Bits 0 and 1 of ``kinds`` are set for a group whose words of a raw tile were staged in place of a tile block; bit 2 is
-    set if a group has those or records.
+    ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1 are set for a group whose words of a raw tile
+    were staged in place of a tile block.
     """
     block = staged + (lane >> 4) * STAGED_GROUP_BYTES
-    slot = 64 * half + 4 * (lane & 15)
-    selectors = ptx.load_shared(block + ((slot >> 3) << 2)) >> Uint32((slot & 4) << 2)
+    # The selectors of slots 64 * half + 4 * (lane & 15) and on: half a word.
+    words = ptx.load_shared(block + (((lane & 15) >> 1) << 2) + half * (SELECTOR_BYTES // 2))
+    selectors = words >> Uint32((lane & 1) << 4)
     store_selected(lane, selectors, bases, scales)
     if kinds != Uint32(0):
         # Lane i of every eight: word i after the selectors, which is the number of records or record i - 1.

@@ -144,6 +144,9 @@ class Block:
     def exchange(self, value=None):
         return self.warps[here.thread // 32].exchange(here.thread % 32, value)
 
+    def ballot(self, flag):
+        return np.uint32(sum(bool(found) << lane for lane, found in enumerate(self.exchange(bool(flag)))))
+
     @contextlib.contextmanager
     def elect_one(self):
         here.is_elected = here.thread % 32 == 0
@@ -291,6 +294,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters):
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
         block = Block(memory, source.launch.shared_bytes, seed=index)
         monkeypatch.setattr(scales_sm_90a, "select", lambda condition, a, b: a if condition else b)
+        monkeypatch.setattr(scales_sm_90a, "ballot", block.ballot)
         for module in modules:
             monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)
             monkeypatch.setattr(module, "cute", block.language(index, blocks), raising=False)

@@ -159,6 +159,7 @@ class Block(lanes.Block):
             "add_both": self.add_both,
             "fence_async_global": lambda: None,
             "load_acquire": lambda address: self.read(self.memory, address, u32, 1)[0],
+            "ballot": self.ballot,
             "bits_of_float": bits,
             "commit_copies": self.commit_copies,
             "consumer_barrier": lambda: self.warpgroup.exchange(here.thread),
