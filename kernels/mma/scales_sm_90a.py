@@ -94,25 +94,22 @@ class InlineMemory:
     """What a producer warp keeps of inline scales, in registers.
 
     Headers of the tile blocks of a task, step by step: lane l has those of steps l, l + 32, .. of every row group. They
-    tell before a step is copied whether it is odd: whether a tile of it is raw or has records. And what kinds of tiles
-    the last steps had, four bits each, the latest in the lowest: bits 0 and 1 are set for a row group whose tile is raw,
-    bit 2 for an odd step.
+    tell before a step is copied whether a tile of it is raw, and before it is rebuilt whether a tile has exceptions at
+    all. And what kinds of tiles the last steps had, four bits each, the latest in the lowest: bits 0 and 1 are set for
+    a row group whose tile is raw, bit 2 for a step with exceptions.
     """
 
     def __init__(self, groups, steps):
         self.groups = groups
         self.words = -(-steps // LANES)
-        self.count = groups * self.words
-        self.headers = cute.make_rmem_tensor((self.count,), Uint32)
-        self.next_headers = cute.make_rmem_tensor((self.count,), Uint32)
-        self.odd = cute.make_rmem_tensor((self.words,), Uint32)
-        self.found = cute.make_rmem_tensor((groups,), Uint32)
-        self.kinds = cute.make_rmem_tensor((1,), Uint32)
-        self.bases = cute.make_rmem_tensor((4,), Uint32)
-        for tensor, size in ((self.headers, self.count), (self.next_headers, self.count), (self.odd, self.words)):
-            clear(tensor, size)
-        for tensor, size in ((self.found, groups), (self.kinds, 1), (self.bases, 4)):
-            clear(tensor, size)
+        self.headers = make_words(groups * self.words)
+        self.next_headers = make_words(groups * self.words)
+        # A bit for every step: whether it has exceptions, whether a tile of it is raw.
+        self.odd = make_words(self.words)
+        self.raw = make_words(self.words)
+        self.found = make_words(groups)
+        self.kinds = make_words(1)
+        self.bases = make_words(4)
 
     def __extract_mlir_values__(self):
         """The tensors stay where they are: nothing of them is carried through branches and loops."""
@@ -130,35 +127,39 @@ class InlineMemory:
 
     def start(self):
         """Go on to the task whose headers were loaded last."""
-        for i in range(self.count):
-            self.headers[i] = self.next_headers[i]
         for word in range(self.words):
-            found = self.headers[word]
-            for group in range(1, self.groups):
-                found = found | self.headers[group * self.words + word]
+            found = Uint32(0)
+            for group in range(self.groups):
+                place = group * self.words + word
+                self.headers[place] = self.next_headers[place]
+                found = found | self.headers[place]
             self.odd[word] = ballot(found != 0)
+            self.raw[word] = ballot(Int32(found) < 0)
 
-    def is_odd(self, step):
-        """Tell whether a step is odd."""
-        word = self.odd[0]
+    def pick(self, words, step):
+        """Return the word of a step, of those that have 32 steps each."""
+        word = words[0]
         for i in range(1, self.words):
-            word = select(step >= i * LANES, self.odd[i], word)
-        return ((word >> Uint32(step & (LANES - 1))) & Uint32(1)) != Uint32(0)
+            word = select(step >= i * LANES, words[i], word)
+        return word
+
+    def push(self, step):
+        """Count a step; return whether a tile of it is raw."""
+        shift = Uint32(step & (LANES - 1))
+        odd = (self.pick(self.odd, step) >> shift) & Uint32(1)
+        self.kinds[0] = (self.kinds[0] << KIND_BITS) | (odd << 2)
+        return ((self.pick(self.raw, step) >> shift) & Uint32(1)) != Uint32(0)
 
     def read(self, step):
-        """Find the headers of a step and keep what kinds they are."""
-        kinds = Uint32(4)
+        """Find the headers of a step, and keep which row groups are raw."""
         for group in range(self.groups):
-            word = self.headers[group * self.words]
-            for i in range(1, self.words):
-                word = select(step >= i * LANES, self.headers[group * self.words + i], word)
-            header = Uint32(cute.arch.shuffle_sync(word, step & (LANES - 1)))
+            words = [self.headers[group * self.words + word] for word in range(self.words)]
+            header = Uint32(cute.arch.shuffle_sync(self.pick(words, step), step & (LANES - 1)))
             self.found[group] = header
-            kinds = kinds | ((header >> 31) << group)
-        self.kinds[0] = self.kinds[0] | kinds
+            self.kinds[0] = self.kinds[0] | ((header >> 31) << group)
 
-    def push(self):
-        """Count a step, so far a plain one."""
+    def drain(self):
+        """Count a step in which nothing is copied any more."""
         self.kinds[0] = self.kinds[0] << KIND_BITS
 
     def kind(self, lag):
@@ -171,20 +172,21 @@ class InlineMemory:
             self.bases[nt] = bits
 
 
-def clear(tensor, size):
-    """Set registers to zero."""
-    for i in range(size):
-        tensor[i] = Uint32(0)
+def make_words(count):
+    """Return so many registers, zero."""
+    words = cute.make_rmem_tensor((count,), Uint32)
+    for i in range(count):
+        words[i] = Uint32(0)
+    return words
 
 
 @cute.jit
 def find_inline(memory, step):
-    """Count a step, find its headers if it is odd, and return whether it is."""
-    memory.push()
-    is_odd = memory.is_odd(step)
-    if is_odd:
+    """Count a step, and find its headers if a tile of it is raw; return whether one is."""
+    is_raw = memory.push(step)
+    if is_raw:
         memory.read(step)
-    return is_odd
+    return is_raw
 
 
 class InlineHalves:
@@ -221,7 +223,7 @@ class InlineHalves:
         memory.start()
 
     def find(self, memory, step):
-        """Return what :meth:`copy` takes: whether a step is odd, and where its headers are."""
+        """Return what :meth:`copy` takes: whether a tile of a step is raw, and where its headers are."""
         return find_inline(memory, step), memory
 
     def locate(self, addresses, expert, half_tile):
@@ -232,15 +234,15 @@ class InlineHalves:
     @cute.jit
     def copy(self, stage, addresses, source, expert, half_tile, step, found):
         """Start the copies of one step from ``source``, and of the row bases in a task's first step."""
-        is_odd, memory = found
+        is_raw, memory = found
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
         if step == 0:
             self.copy_bases(stage, addresses, expert, half_tile)
-        if is_odd:
+        if is_raw:
             raw = addresses[2] + Int64(half_tile & 1) * STAGED_GROUP_BYTES
             blocks = (source, source + self.group_bytes)
-            copy_odd(target, blocks, raw, memory, STAGED_GROUP_BYTES, landed)
+            copy_raw(target, blocks, raw, memory, STAGED_GROUP_BYTES, landed)
         else:
             ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES))
             ptx.copy_bulk(target, source, Int32(TILE_BLOCK_BYTES), landed)
@@ -260,7 +262,7 @@ class InlineHalves:
 
     def drain(self, memory):
         """Count a step in which nothing is copied any more."""
-        memory.push()
+        memory.drain()
 
     @cute.jit
     def rebuild(self, memory, stage, lane, half, is_first):
@@ -356,7 +358,7 @@ class InlineRows:
         memory.start()
 
     def find(self, memory, step):
-        """Return what :meth:`copy` takes: whether a step is odd, and where its header is."""
+        """Return what :meth:`copy` takes: whether the tile of a step is raw, and where its header is."""
         return find_inline(memory, step), memory
 
     def locate(self, addresses, row_block):
@@ -366,7 +368,7 @@ class InlineRows:
     @cute.jit
     def copy(self, stage, addresses, source, row_block, step, found):
         """Start the copy of one step of a row block, and of its row bases in the first step."""
-        is_odd, memory = found
+        is_raw, memory = found
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
         if step == 0:
@@ -374,15 +376,15 @@ class InlineRows:
             ptx.expect(landed, Int32(BASE_BLOCK_BYTES))
             ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BLOCK_BYTES), landed)
         block = source + Int64(step) * TILE_BLOCK_BYTES
-        if is_odd:
-            copy_odd(target, (block,), addresses[2], memory, RAW_TILE_BYTES, landed)
+        if is_raw:
+            copy_raw(target, (block,), addresses[2], memory, RAW_TILE_BYTES, landed)
         else:
             ptx.arrive_expecting(landed, Int32(TILE_BLOCK_BYTES))
             ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)
 
     def drain(self, memory):
         """Count a step in which nothing is copied any more."""
-        memory.push()
+        memory.drain()
 
     @cute.jit
     def rebuild(self, memory, stage, lane, step):
@@ -393,8 +395,8 @@ class InlineRows:
         rebuild_inline_rows(lane, memory.bases, memory.kind(self.lag), staged, scales)
 
 
-def copy_odd(target, blocks, raw, memory, raw_bytes, landed):
-    """Copy what an odd step has of every row group: its tile block, or ``raw_bytes`` of its raw tile."""
+def copy_raw(target, blocks, raw, memory, raw_bytes, landed):
+    """Copy what a step with a raw tile has of every row group: its tile block, or ``raw_bytes`` of its raw tile."""
     size_bytes = Int32(0)
     for group in range(len(blocks)):
         size_bytes = size_bytes + TILE_BLOCK_BYTES + Int32(memory.found[group] >> 31) * (raw_bytes - TILE_BLOCK_BYTES)
