@@ -186,6 +186,8 @@ class Block:
                     pc[active] = end
                 case "bar":
                     is_waiting |= active
+                case "griddepcontrol":
+                    pass  # launches run one after the other
                 case _ if active.any():
                     self.execute(instruction, active)
         return self.products
