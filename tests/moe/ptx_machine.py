@@ -186,6 +186,8 @@ class Block:
                     pc[active] = end
                 case "bar":
                     is_waiting |= active
+                case "griddepcontrol":
+                    pass  # one launch at a time: the one before it is complete
                 case _ if active.any():
                     self.execute(instruction, active)
         return self.products

@@ -47,6 +47,9 @@ class ReferenceDriver:
         CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carveout",
     )
     CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="programmatic")
+    CUlaunchConfig = SimpleNamespace
+    CUstream = int
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[Payload, Definition]] = {}
@@ -64,9 +67,19 @@ class ReferenceDriver:
     def __getattr__(self, name: str) -> Any:
         return lambda *_: (SUCCESS, 4)
 
+    def CUlaunchAttribute(self) -> Any:  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace())
+
     def cuLaunchKernel(self, function: str, *others: Any) -> tuple[Any]:  # noqa: N802
+        return self.compute(function, others[8])
+
+    def cuLaunchKernelEx(self, config: Any, function: str, address: int, extra: int) -> tuple[Any]:  # noqa: N802
+        return self.compute(function, address)
+
+    def compute(self, function: str, address: int) -> tuple[Any]:
+        """Run the reference of a loaded program over the parameters at an address."""
         payload, definition = self.known[function]
-        pointers = (ctypes.c_int64 * len(definition.arguments)).from_address(others[8])
+        pointers = (ctypes.c_int64 * len(definition.arguments)).from_address(address)
         words = {
             argument.name: ctypes.c_int64.from_address(pointer).value
             for argument, pointer in zip(definition.arguments, pointers, strict=True)
