@@ -17,7 +17,7 @@ from planfreeze.device import Device
 from planfreeze.dtypes import ITEM_BYTES
 from planfreeze.family import Definition
 from planfreeze.kernels.moe import reference, reference_grouped
-from planfreeze.kernels.moe.geometry import GROUP, layout
+from planfreeze.kernels.moe.geometry import GROUP, layout, projection_parts
 from planfreeze.kernels.moe.weights import unpack_w2, unpack_w13
 from planfreeze.kernels.scales import csf_batch
 from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES, ScaleGeometry
@@ -141,16 +141,20 @@ def run_micro_fc1(payload: Any, values: Any, words: dict[str, int]) -> None:
         values.w13.view(values.experts, -1), ARCH, hidden=payload.hidden, intermediate=payload.intermediate
     )
     scales = read_scales(w13_geometry(payload), payload, values, words)
-    projections = values.projections.view(values.pairs, -1)
+    parts = projection_parts(ARCH, payload.hidden)
+    projections = values.projections.view(parts, values.pairs, -1)
     for expert, pairs in reference.pairs_by_expert(values.topk_ids, values.experts):
-        sums = activations[pairs // payload.top_k] @ reference.dequantise_mxfp4(codes[expert], scales[expert]).T
-        up, gate = (sums * values.alpha[expert].double()).chunk(2, dim=-1)
-        projections[pairs] = torch.cat((gate, up), dim=-1).to(torch.bfloat16)
+        weights = reference.dequantise_mxfp4(codes[expert], scales[expert])
+        slices = zip(activations[pairs // payload.top_k].chunk(parts, -1), weights.chunk(parts, -1), strict=True)
+        for part, (a, w) in zip(projections, slices, strict=True):
+            up, gate = (a @ w.T).chunk(2, dim=-1)
+            part[pairs] = torch.cat((gate, up), dim=-1).float()
 
 
 def run_micro_act(payload: Any, values: Any, words: dict[str, int]) -> None:
     limit = float(payload.limit) if payload.limit else None
-    projections = values.projections.view(values.pairs, -1)
+    parts = values.projections.view(projection_parts(ARCH, payload.hidden), values.pairs, -1)
+    projections = reference.join_parts(parts, values.topk_ids, values.alpha)
     activations = reference.micro_activation(projections, values.topk_ids, values.experts, limit=limit)
     quantised, scales = reference.quantise_intermediate(activations)
     stored, stored_scales = reference.intermediate_planes(values.intermediate, ARCH, values.rows, payload.intermediate)
