@@ -176,6 +176,12 @@ def store_global_bf16(address, value, *, loc=None, ip=None):
 
 
 @dsl_user_op
+def store_global_f32(address, value, *, loc=None, ip=None):
+    """Store one fp32 value."""
+    emit([], [address, value], "st.global.f32 [$0], $1;", "l,f,~{memory}", loc=loc, ip=ip)
+
+
+@dsl_user_op
 def store_global_half(address, word, *, loc=None, ip=None):
     """Store the low 16 bits of a word."""
     text = "{\n.reg .b16 half;\ncvt.u16.u32 half, $1;\nst.global.b16 [$0], half;\n}"

@@ -42,10 +42,13 @@ class NativeHalves:
         K and rows of each group.
     lag : int
         Steps from a copy to its rebuild.
+    parts : int
+        Parts of K, of which a task has one.
     """
 
-    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int, parts: int = 1) -> None:
         self.pipeline = pipeline
+        self.steps = hidden // 128 // parts
         self.group_bytes = intermediate * hidden // 32
         self.row_tile_bytes = 128 * hidden // 32
         # The 64-row tile that is a tile of its own in the plane, or none.
@@ -55,7 +58,7 @@ class NativeHalves:
         """Nothing is kept."""
         return ()
 
-    def look_ahead(self, memory, addresses, expert, half_tile, lane):
+    def look_ahead(self, memory, addresses, expert, half_tile, lane, part=0):
         """Native words need no look ahead."""
 
     def start(self, memory):
@@ -65,12 +68,13 @@ class NativeHalves:
         """All steps are alike."""
 
     @cute.jit
-    def locate(self, addresses, expert, half_tile):
-        """Return the address of the first up words of a 64-row tile and the distance of its steps, both Int64."""
+    def locate(self, addresses, expert, half_tile, part=0):
+        """Return the address of a task's first up words and the distance of its steps, both Int64."""
         first = Int64(half_tile >> 1) * self.row_tile_bytes + Int64(half_tile & 1) * STAGED_GROUP_BYTES
         step = Int64(NATIVE_SCALE_BYTES)
         if half_tile == self.short_tile:
             step = Int64(STAGED_GROUP_BYTES)
+        first = first + Int64(part * self.steps) * step
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
     def copy(self, stage, addresses, source, expert, half_tile, step, headers):
@@ -196,11 +200,11 @@ class InlineHalves:
     Parameters are those of :class:`NativeHalves`. ``addresses`` are tile blocks, row bases and raw tiles.
     """
 
-    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int, parts: int = 1) -> None:
         self.pipeline = pipeline
         self.row_tiles = -(-intermediate // 128)
-        self.steps = hidden // 128
-        self.row_tile_bytes = self.steps * TILE_BLOCK_BYTES
+        self.steps = hidden // 128 // parts
+        self.row_tile_bytes = hidden // 128 * TILE_BLOCK_BYTES
         self.group_bytes = self.row_tiles * self.row_tile_bytes
         self.lag = lag
 
@@ -212,9 +216,9 @@ class InlineHalves:
         """Return the up row block of a 64-row tile; its gate block is ``row_tiles`` further."""
         return expert * (2 * self.row_tiles) + Int64(half_tile >> 1)
 
-    def look_ahead(self, memory, addresses, expert, half_tile, lane):
+    def look_ahead(self, memory, addresses, expert, half_tile, lane, part=0):
         """Load the headers of a task."""
-        first, _ = self.locate(addresses, expert, half_tile)
+        first, _ = self.locate(addresses, expert, half_tile, part)
         for group in range(2):
             memory.load(group, first + group * self.group_bytes, self.steps, lane)
 
@@ -226,9 +230,9 @@ class InlineHalves:
         """Return what :meth:`copy` takes: whether a tile of a step is raw, and where its headers are."""
         return find_inline(memory, step), memory
 
-    def locate(self, addresses, expert, half_tile):
-        """Return the address of the first up tile block of a 64-row tile and the distance of its steps, both Int64."""
-        first = self.row_block(expert, half_tile) * self.row_tile_bytes
+    def locate(self, addresses, expert, half_tile, part=0):
+        """Return the address of a task's first up tile block and the distance of its steps, both Int64."""
+        first = self.row_block(expert, half_tile) * self.row_tile_bytes + Int64(part * self.steps * TILE_BLOCK_BYTES)
         return addresses[0] + first, Int64(TILE_BLOCK_BYTES)
 
     @cute.jit

@@ -39,7 +39,7 @@ class Scratch:
 
 
 DTYPES = {
-    "projections": torch.bfloat16,
+    "projections": torch.float32,
     "token_map": torch.int32,
     "row_weight": torch.float32,
     "tile_expert": torch.int32,
@@ -142,7 +142,6 @@ def micro_fc1(call: Call) -> tuple[Any, ...]:
         experts.w13,
         *call.operands.w13,
         call.topk_ids,
-        experts.alpha1,
         scratch.projections,
         call.pairs,
         experts.experts,
@@ -154,6 +153,7 @@ def micro_act(call: Call) -> tuple[Any, ...]:
     return (
         scratch.projections,
         call.topk_ids,
+        call.experts.alpha1,
         scratch.intermediate,
         call.pairs,
         call.experts.experts,

@@ -31,6 +31,7 @@ __all__ = [
     "is_compact",
     "layout",
     "padded_width",
+    "projection_parts",
     "row_tiles",
 ]
 
@@ -38,6 +39,10 @@ GROUP = 32
 """K elements that share one scale (OCP Microscaling Formats v1.0, block size k = 32)."""
 ROW_TILE = 128
 """Rows of one scale tile and columns of one intermediate tile."""
+K_STEP = 128
+"""K of one step of a projection."""
+K_PARTS = (4, 2, 1)
+"""Numbers of parts of K there can be."""
 MAX_TOP_K = 32
 
 
@@ -57,6 +62,8 @@ class ArchLayout:
         Size of one activation scale.
     w13_row_tile, w2_row_tile : int
         Rows of one weight tile of the first and the second projection.
+    most_parts : int
+        Most parts of K that blocks of the first direct-route projection share among them.
     weight_bits : tuple of int
         ``weight_bits[i]`` is the bit of the logical byte (low nibble = even K) that is stored at bit ``i``.
     """
@@ -67,6 +74,7 @@ class ArchLayout:
     activation_scale_bytes: int
     w13_row_tile: int
     w2_row_tile: int
+    most_parts: int
     weight_bits: tuple[int, ...]
 
 
@@ -81,6 +89,8 @@ LAYOUTS = {
         activation_scale_bytes=4,
         w13_row_tile=64,
         w2_row_tile=128,
+        # A step takes a block as long however little there is to do: at one token only more blocks help.
+        most_parts=4,
         weight_bits=(0, 1, 4, 5, 6, 3, 2, 7),
     ),
     "sm_120a": ArchLayout(
@@ -90,6 +100,7 @@ LAYOUTS = {
         activation_scale_bytes=1,
         w13_row_tile=128,
         w2_row_tile=128,
+        most_parts=1,
         weight_bits=tuple(range(8)),
     ),
 }
@@ -119,6 +130,12 @@ def row_tiles(rows: int) -> int:
 def padded_width(intermediate: int) -> int:
     """Return the stored width of the intermediate in columns: N rounded up to whole tiles."""
     return ROW_TILE * row_tiles(intermediate)
+
+
+def projection_parts(arch: str, hidden: int) -> int:
+    """Return the equal parts of K, whole steps of 128, that ``micro_fc1`` sums and ``micro_act`` adds."""
+    most_parts, steps = layout(arch).most_parts, hidden // K_STEP
+    return next(parts for parts in K_PARTS if parts <= most_parts and steps % parts == 0)
 
 
 def is_compact(intermediate: int) -> bool:

@@ -1,7 +1,7 @@
 """Family ``micro_act``: silu of the gate times up, quantised to MXFP8 as the second projection of few tokens reads it.
 
-Row ``pair`` of the intermediate is made from row ``pair`` of ``projections``. Routes with an expert id outside
-0..experts-1 are skipped: their rows stay as they were.
+Row ``pair`` of the intermediate is made from rows ``pair`` of all parts of ``projections``: their sum, times the factor
+of the expert, is gate and up. Routes with an expert id outside 0..experts-1 are skipped: their rows stay as they were.
 """
 
 import math
@@ -12,7 +12,14 @@ from typing import ClassVar
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.moe.arguments import id_argument, intermediate_argument
-from planfreeze.kernels.moe.geometry import GROUP, check_intermediate, layout, row_tiles
+from planfreeze.kernels.moe.geometry import (
+    GROUP,
+    check_hidden,
+    check_intermediate,
+    layout,
+    projection_parts,
+    row_tiles,
+)
 from planfreeze.kernels.moe.payloads import check_id_bits, refuse_geometry
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
@@ -29,6 +36,8 @@ class MicroActPayload(Payload):
 
     Parameters
     ----------
+    hidden : int
+        K of the first projection, a multiple of 256: it decides in how many parts the projections come.
     intermediate : int
         Columns of each half of the projections, a multiple of 64.
     id_bits : int
@@ -46,6 +55,7 @@ class MicroActPayload(Payload):
     """
 
     family_name: ClassVar[str] = "micro_act"
+    hidden: int
     intermediate: int
     id_bits: int
     limit: str = ""
@@ -54,6 +64,7 @@ class MicroActPayload(Payload):
     def __post_init__(self) -> None:
         Payload.__post_init__(self)
         with refuse_geometry(self):
+            check_hidden(self.hidden)
             check_intermediate(self.intermediate)
         check_id_bits(self, self.id_bits)
         if self.limit and not is_limit(self.limit):
@@ -73,9 +84,9 @@ def is_limit(text: str) -> bool:
     return str(value) == text and math.isfinite(rounded) and rounded > 0
 
 
-@family(MicroActPayload, version=1)
+@family(MicroActPayload, version=2)
 def micro_act(payload: MicroActPayload, target: Target) -> Definition:
-    """Arguments ``projections, topk_ids, intermediate, pairs, experts, rows``; one block per route and tile."""
+    """Arguments ``projections, topk_ids, alpha, intermediate, pairs, experts, rows``; a block per route and tile."""
     tiles = row_tiles(payload.intermediate)
 
     def grid(scalars: Scalars, resident_blocks: int) -> Grid:
@@ -86,9 +97,11 @@ def micro_act(payload: MicroActPayload, target: Target) -> Definition:
 
 def arguments(payload: MicroActPayload, target: Target) -> tuple[Argument, ...]:
     """List the kernel parameters in order."""
+    parts = projection_parts(target.arch, payload.hidden)
     return (
-        pointer("projections", "bf16", lambda s: s["pairs"] * 2 * payload.intermediate),
+        pointer("projections", "f32", lambda s: parts * s["pairs"] * 2 * payload.intermediate),
         id_argument(payload.id_bits),
+        pointer("alpha", "f32", lambda s: s["experts"]),
         intermediate_argument(target.arch, payload.intermediate),
         scalar("pairs"),
         scalar("experts"),
@@ -102,6 +115,7 @@ def source(payload: MicroActPayload, target: Target) -> CuteSource:
     constants: tuple[tuple[str, Field], ...] = (
         ("intermediate", payload.intermediate),
         ("id_bits", payload.id_bits),
+        ("parts", projection_parts(target.arch, payload.hidden)),
         ("is_paired", arch.activation_order != tuple(range(GROUP))),
         ("is_float_scale", arch.activation_scale_dtype == "f32"),
     )

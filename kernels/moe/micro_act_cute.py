@@ -27,17 +27,19 @@ INVERSE_FACTORIALS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0
 class MicroAct:
     """Activation of every route, quantised, one route and one tile of 128 columns per block.
 
-    Math: ``bf16(silu(min(gate, L)) * clamp(up, -L, L))`` with silu(x) = x * (1 / (1 + exp(-x))), every operation in
-    fp32 and rounded on its own; then MXFP8 as in :mod:`planfreeze.kernels.mma.mxfp8`. A NaN stays one through the
-    limits. Without ``fast_math`` the same bits come from every architecture: exp within 1 ulp (see
-    :func:`exponential`), the reciprocal rounded to nearest. With it, ``ex2.approx`` and ``rcp.approx``, flushing
-    subnormals.
+    Math: gate and up are ``bf16(alpha[e] * sum)`` with e = topk_ids[pair], where ``sum`` is that of the parts in their
+    order, ``((p0 + p1) + p2) + p3``. Of them ``bf16(silu(min(gate, L)) * clamp(up, -L, L))`` with silu(x) = x * (1 /
+    (1 + exp(-x))), every operation in fp32 and rounded on its own; then MXFP8 as in
+    :mod:`planfreeze.kernels.mma.mxfp8`. A NaN stays one through the limits. Without ``fast_math`` the same bits come
+    from every architecture: exp within 1 ulp (see :func:`exponential`), the reciprocal rounded to nearest. With it,
+    ``ex2.approx`` and ``rcp.approx``, flushing subnormals.
 
-    Arguments: ``projections`` bf16 ``(pairs, 2 * intermediate)``, gate columns first; ``topk_ids`` ``(pairs,)``;
-    ``intermediate`` u8 of ``rows`` rows: payload ``(rows, padded)``, then scales ``(padded / 128, rows, 4)``, bytes or
-    f32 ``byte << 23``; ``pairs``, ``experts`` and ``rows``. Tensors are 16-byte aligned, ids to their own size. Payload
-    bytes are in K order, or in paired order as in ``act_quant``. Padding columns get zero payload and zero scales.
-    Rows of routes with an id outside 0..experts-1 are not written; what is read for them is not used.
+    Arguments: ``projections`` f32 ``(parts, pairs, 2 * intermediate)``, gate columns first; ``topk_ids`` ``(pairs,)``;
+    ``alpha`` f32 ``(experts,)``; ``intermediate`` u8 of ``rows`` rows: payload ``(rows, padded)``, then scales
+    ``(padded / 128, rows, 4)``, bytes or f32 ``byte << 23``; ``pairs``, ``experts`` and ``rows``. Tensors are 16-byte
+    aligned, ids to their own size. Payload bytes are in K order, or in paired order as in ``act_quant``. Padding
+    columns get zero payload and zero scales.
+    Rows of routes with an id outside 0..experts-1 are neither read nor written.
 
     Tiles: one warp; a lane has four columns, eight neighbouring lanes a group of 32. No shared memory. sm_90a and
     sm_120a.
@@ -50,6 +52,8 @@ class MicroAct:
         Columns of each half, a multiple of 64.
     id_bits : int
         32 or 64: width of the expert ids.
+    parts : int
+        Parts of every column's sum.
     is_paired, is_float_scale : bool
         Store the payload in paired order; store scales as f32.
     limit : str
@@ -64,6 +68,7 @@ class MicroAct:
         launch: LaunchInfo,
         intermediate: int,
         id_bits: int,
+        parts: int,
         is_paired: bool,
         is_float_scale: bool,
         limit: str = "",
@@ -73,6 +78,7 @@ class MicroAct:
         self.launch = launch
         self.intermediate = intermediate
         self.id_bits = id_bits
+        self.parts = parts
         self.is_paired = is_paired
         self.scale_bytes = 4 if is_float_scale else 1
         self.limit = float(limit) if limit else None
@@ -87,12 +93,11 @@ class MicroAct:
     @cute.jit
     def __call__(self, *arguments):
         *parameters, stream = arguments
-        launch_once(self.kernel(*parameters), self.launch, stream)
+        launch_once(self.kernel(tuple(parameters)), self.launch, stream)
 
     @cute.kernel
-    def kernel(
-        self, projections: Int64, topk_ids: Int64, intermediate: Int64, pairs: Int32, experts: Int32, rows: Int32
-    ):
+    def kernel(self, parameters):
+        projections, topk_ids, alpha, intermediate, pairs, experts, rows = parameters
         lane, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         pair, tile = split_task(block, self.tiles)
@@ -100,13 +105,21 @@ class MicroAct:
         # Lanes past the last column repeat the first one's reads.
         is_live = column < self.intermediate
         read_column = Int32(select(is_live, Uint32(column), Uint32(0)))
-        follow()
-        gate_address = projections + (Int64(pair) * (2 * self.intermediate) + Int64(read_column)) * 2
-        # Started before the id is known, which saves the latency of one load.
-        gate = ptx.load_global_x2(gate_address)
-        up = ptx.load_global_x2(gate_address + 2 * self.intermediate)
         expert = load_id(topk_ids, pair, self.id_bits)
-        if (expert >= 0) & (expert < experts):
+        is_routed = (expert >= 0) & (expert < experts)
+        factor = Float32(0.0)
+        if is_routed:
+            factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
+        # Ids and factors are older than the launch before this one, which makes the projections.
+        follow()
+        if is_routed:
+            row_bytes = 8 * self.intermediate
+            gate_address = projections + Int64(pair) * row_bytes + Int64(read_column) * 4
+            part_bytes = Int64(pairs) * row_bytes
+            # All loads are started before the first is waited for.
+            gate_parts = self.load_parts(gate_address, part_bytes)
+            up_parts = self.load_parts(gate_address + 4 * self.intermediate, part_bytes)
+            gate, up = join_parts(gate_parts, factor), join_parts(up_parts, factor)
             words = [select(is_live, self.activate(g, u), Uint32(0)) for g, u in zip(gate, up, strict=True)]
             byte, is_finite = block_scale(block_amax(words, lanes=8))
             self.store_payload(
@@ -116,6 +129,10 @@ class MicroAct:
                 scales = intermediate + Int64(rows) * self.padded
                 scales = scales + (Int64(tile) * rows + Int64(pair)) * (4 * self.scale_bytes)
                 self.store_scale(scales + Int64((lane >> 3) * self.scale_bytes), select(is_live, byte, Uint32(0)))
+
+    def load_parts(self, address, part_bytes):
+        """Load the words of a lane's four columns, part by part."""
+        return [ptx.load_global_x4(address + part_bytes * part) for part in range(self.parts)]
 
     def activate(self, gate, up):
         """Return silu(gate) * up of two columns as packed bf16."""
@@ -143,6 +160,17 @@ class MicroAct:
             store_global_x1(address, byte << 23)
         else:
             store_global_byte(address, byte)
+
+
+def join_parts(parts, factor):
+    """Add the parts of four columns in their order, and return the sums times the factor as two words of bf16."""
+    values = []
+    for words in zip(*parts, strict=True):
+        total = ptx.float_of_bits(words[0])
+        for word in words[1:]:
+            total = ptx.add_rn(total, ptx.float_of_bits(word))
+        values.append(ptx.mul_rn(total, factor))
+    return pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3])
 
 
 def sigmoid(x):

@@ -1,8 +1,8 @@
 """Family ``micro_fc1``: first projection of a few tokens, one activation row per route.
 
-``projections[pair] = bf16(alpha[e] * (W13[e] @ activations[pair // top_k]))`` with ``e = topk_ids[pair]``. Routes
-with an expert id outside 0..experts-1 are skipped: their rows of ``projections`` stay as they were. Gate columns come
-first.
+``projections[part, pair] = W13[e] @ activations[pair // top_k]`` over one part of K, with ``e = topk_ids[pair]``, in
+fp32; :func:`~planfreeze.kernels.moe.geometry.projection_parts` says how many parts there are. Routes with an expert id
+outside 0..experts-1 are skipped: their rows of ``projections`` stay as they were. Gate columns come first.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,15 @@ from typing import ClassVar
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.mma.stage_sm_90a import Pipeline, row_pipeline
 from planfreeze.kernels.moe.arguments import id_argument, scale_arguments
-from planfreeze.kernels.moe.geometry import GROUP, ceil_div, check_hidden, check_intermediate, check_top_k, layout
+from planfreeze.kernels.moe.geometry import (
+    GROUP,
+    ceil_div,
+    check_hidden,
+    check_intermediate,
+    check_top_k,
+    layout,
+    projection_parts,
+)
 from planfreeze.kernels.moe.payloads import check_csf_inline, check_id_bits, constants_of, refuse_geometry
 from planfreeze.kernels.scales.geometry import ScaleGeometry
 from planfreeze.payload import Payload
@@ -69,28 +77,32 @@ def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
     return row_pipeline(is_inline=csf_inline)
 
 
-@family(MicroFc1Payload, version=1)
+@family(MicroFc1Payload, version=2)
 def micro_fc1(payload: MicroFc1Payload, target: Target) -> Definition:
     """Define the arguments, program source and grid of one variant."""
-    tiles = tasks_per_pair(payload, target)
+    tasks = tasks_per_pair(payload, target)
 
     def grid(scalars: Scalars, resident_blocks: int) -> Grid:
-        return (min(scalars["pairs"] * tiles, resident_blocks), 1, 1)
+        return (min(scalars["pairs"] * tasks, resident_blocks), 1, 1)
 
     return Definition(arguments=arguments(payload, target), source=source(payload, target), grid=grid)
 
 
 def tasks_per_pair(payload: MicroFc1Payload, target: Target) -> int:
-    """Return the row tiles of one pair: 64 up with 64 gate rows on sm_90a, 128 rows of one half on sm_120a."""
+    """Return the tasks of one pair: the parts of K of its row tiles.
+
+    A row tile has 64 up with 64 gate rows on sm_90a, 128 rows of one half on sm_120a.
+    """
     row_tile = layout(target.arch).w13_row_tile
     tiles = ceil_div(payload.intermediate, row_tile)
-    return tiles if row_tile == 64 else 2 * tiles
+    return (tiles if row_tile == 64 else 2 * tiles) * projection_parts(target.arch, payload.hidden)
 
 
 def arguments(payload: MicroFc1Payload, target: Target) -> tuple[Argument, ...]:
     """List the kernel parameters in order."""
     hidden, rows = payload.hidden, 2 * payload.intermediate
     geometry = ScaleGeometry(rows=rows, columns=hidden // GROUP, group_rows=payload.intermediate)
+    parts = projection_parts(target.arch, hidden)
 
     def tokens(scalars: Scalars) -> int:
         return ceil_div(scalars["pairs"], payload.top_k)
@@ -101,8 +113,7 @@ def arguments(payload: MicroFc1Payload, target: Target) -> tuple[Argument, ...]:
         pointer("w13", "u8", lambda s: s["experts"] * rows * hidden // 2),
         *scale_arguments(geometry, csf_inline=payload.csf_inline),
         id_argument(payload.id_bits),
-        pointer("alpha", "f32", lambda s: s["experts"]),
-        pointer("projections", "bf16", lambda s: s["pairs"] * rows),
+        pointer("projections", "f32", lambda s: parts * s["pairs"] * rows),
         scalar("pairs"),
         scalar("experts"),
     )
@@ -110,12 +121,13 @@ def arguments(payload: MicroFc1Payload, target: Target) -> tuple[Argument, ...]:
 
 def source(payload: MicroFc1Payload, target: Target) -> CuteSource:
     """Name the kernel class and its launch facts."""
+    parts = projection_parts(target.arch, payload.hidden)
     launches = {
         "sm_90a": pipeline_sm_90a(csf_inline=payload.csf_inline).launch,
         "sm_120a": LAUNCH_SM_120A,
     }
     return CuteSource(
         kernel=f"planfreeze.kernels.moe.micro_fc1_{target.arch}_cute:MicroFc1",
-        constants=constants_of(payload),
+        constants=constants_of(payload) + ((("parts", parts),) if parts > 1 else ()),
         launch=launches[target.arch],
     )

@@ -8,21 +8,15 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import (
     barrier,
+    bits_of_float,
     commit_copies,
     copy_4,
     copy_16,
     load_shared_x2,
-    pack_bf16,
-    store_global_x1,
+    store_global_x2,
     wait_copies,
 )
-from planfreeze.kernels.mma.ptx import (
-    load_global_f32,
-    load_global_i32,
-    load_shared,
-    load_shared_x4,
-    mul_rn,
-)
+from planfreeze.kernels.mma.ptx import load_global_i32, load_shared, load_shared_x4
 from planfreeze.kernels.mma.sm_120a import (
     activation_registers,
     rebuild_words,
@@ -52,14 +46,14 @@ FIRST_SCALE_COPIER = 32
 class MicroFc1:
     """First projection of every route, one route and one tile of 128 rows per task.
 
-    Math: ``projections[pair, column] = bf16(alpha[e] * sum_k a[token, k] * w[e, row, k])`` with e = topk_ids[pair] and
-    token = pair / top_k. Every group of 32 K starts from a zero accumulator and is added in fp32, in K order. Routes
+    Math: ``projections[pair, column] = sum_k a[token, k] * w[e, row, k]`` with e = topk_ids[pair] and token = pair /
+    top_k. Every group of 32 K starts from a zero accumulator and is added in fp32, in K order; K is one part. Routes
     with an id outside 0..experts-1 are skipped: their rows are not written.
 
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in K order, ``a_scale`` u8 ``(tokens, hidden / 32)``, ``w13`` packed
     words; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids``
-    ``(pairs,)``, ``alpha`` f32 ``(experts,)``, ``projections`` bf16 ``(pairs, 2 * intermediate)``, gate columns first;
-    then ``pairs`` and ``experts``. Tensors are 16-byte aligned, ids and factors to their own size.
+    ``(pairs,)``, ``projections`` f32 ``(1, pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and
+    ``experts``. Tensors are 16-byte aligned, ids to their own size.
 
     Tiles: 128 threads, N128 x K64 a stage, 4 stages of 4736 bytes (18,944 in all), filled by cp.async three ahead.
     Warp w multiplies rows 32w..32w+31; the one activation row stands in all 16 rows of the product. Scale words are
@@ -114,7 +108,7 @@ class MicroFc1:
 
     @cute.kernel
     def kernel(self, parameters):
-        topk_ids, _, _, pairs, experts = parameters[-5:]
+        topk_ids, _, pairs, experts = parameters[-4:]
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16).toint())
@@ -147,8 +141,6 @@ class MicroFc1:
             block = (expert * (2 * self.tiles) + Int64(tile)) * BASE_BLOCK_BYTES
             bases = Uint32(load_global_i32(parameters[4] + block + Int64(slot)))
             raw = parameters[5]
-        alpha, projections = parameters[-4:-2]
-        factor = load_global_f32(alpha + expert * 4)
         sums = cute.make_rmem_tensor((8,), Float32)
         for i in cutlass.range_constexpr(8):
             sums[i] = Float32(0.0)
@@ -174,7 +166,7 @@ class MicroFc1:
                     else:
                         scales = stage_words(staged + SCALES, warp * 32 + quad)
                 self.multiply(staged, sums, activation_scale, scales, 2 * half, thread)
-        self.store(projections, sums, factor, pair, group, row + warp * 32, quad, column)
+        self.store(parameters[-3], sums, pair, group, row + warp * 32, quad, column)
 
     @cute.jit
     def locate(self, parameters, expert, pair, tile, row, height, thread):
@@ -246,15 +238,14 @@ class MicroFc1:
                 sums[2 * nt + 1] = sums[2 * nt + 1] + part[1]
 
     @cute.jit
-    def store(self, projections, sums, factor, pair, group, row, quad, column):
+    def store(self, projections, sums, pair, group, row, quad, column):
         """Write the warp's 32 columns from the lanes of quad 0: all rows of the product are the same row."""
         if quad == 0 and row < self.intermediate:
             # Rows are up, then gate; columns are gate, then up.
             first = Int64(pair) * (2 * self.intermediate) + Int64((1 - group) * self.intermediate + row)
-            target = projections + (first + Int64(2 * column)) * 2
+            target = projections + (first + Int64(2 * column)) * 4
             for nt in cutlass.range_constexpr(4):
-                word = pack_bf16(mul_rn(factor, sums[2 * nt]), mul_rn(factor, sums[2 * nt + 1]))
-                store_global_x1(target + 16 * nt, word)
+                store_global_x2(target + 32 * nt, (bits_of_float(sums[2 * nt]), bits_of_float(sums[2 * nt + 1])))
 
 
 def select_height(row, rows):

@@ -20,22 +20,24 @@ HALF_WEIGHT_BYTES = WEIGHT_BYTES // 2
 
 
 class MicroFc1:
-    """First projection of every route, one route and one tile of 64 up and 64 gate rows per task.
+    """First projection of every route, one route, one tile of 64 up and 64 gate rows and one part of K per task.
 
-    Math: ``projections[pair, column] = bf16(alpha[e] * sum_k a[token, k] * w[e, row, k])`` with e = topk_ids[pair] and
-    token = pair / top_k. Every group of 32 K is a product of its own, rescaled and added in fp32, in K order; every
-    operation is rounded on its own. Routes with an id outside 0..experts-1 are skipped: their rows are not written.
+    Math: ``projections[part, pair, column] = sum_k a[token, k] * w[e, row, k]`` with e = topk_ids[pair] and token =
+    pair / top_k, over the K of the part, one of ``parts`` equal ones. Every group of 32 K is a
+    product of its own, rescaled and added in fp32, in K order; every operation is rounded on its own. ``micro_act``
+    adds the parts. Routes with an id outside 0..experts-1 are skipped: their rows are not written.
 
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``,
     ``w13`` 32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the
-    native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids`` ``(pairs,)``, ``alpha`` f32
-    ``(experts,)``, ``projections`` bf16 ``(pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and
-    ``experts``. Tensors are 16-byte aligned, ids to their own size.
+    native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``topk_ids`` ``(pairs,)``, ``projections``
+    f32 ``(parts, pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and ``experts``. Tensors are 16-byte
+    aligned, ids to their own size.
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
     a ring of 4 stages of K128 by bulk copies, and rebuilds the staged scales to fp32 ``lag`` steps later, so that both
     kinds of scale storage reach the very same instructions of the other warps. 44,032 bytes of shared memory (inline:
-    43,008) and at most 96 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major. sm_90a.
+    44,544) and at most 96 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the
+    parts of a tile are neighbours. sm_90a.
 
     Parameters
     ----------
@@ -49,6 +51,8 @@ class MicroFc1:
         32 or 64: width of the expert ids.
     csf_inline : bool
         Read scales from inline storage; the last 128-row tile of each half must have 64 rows.
+    parts : int
+        Parts of K, which divide its steps of 128 evenly.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class MicroFc1:
         top_k: int,
         id_bits: int,
         csf_inline: bool = False,
+        parts: int = 1,
     ) -> None:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
@@ -68,12 +73,17 @@ class MicroFc1:
         self.intermediate = intermediate
         self.top_k = top_k
         self.id_bits = id_bits
-        self.steps = hidden // 128
+        self.parts = parts
+        self.steps = hidden // 128 // parts
         self.tiles = intermediate // 64
+        self.tasks_per_pair = self.tiles * parts
         # Less than a task's steps: when the first step of a task is rebuilt, its last one is not yet copied.
         self.lag = min(self.pipeline.stages - 2, self.steps - 1)
         storage = InlineHalves if csf_inline else NativeHalves
-        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag)
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag, parts=parts)
+        # Not the first, whose own headers are just being used: a load takes about as long as a step.
+        self.look_ahead_step = min(1, self.steps - 1)
+        self.stages_ahead = min(self.pipeline.stages, self.steps)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -86,17 +96,17 @@ class MicroFc1:
 
     @cute.kernel
     def kernel(self, parameters):
-        topk_ids, _, _, pairs, _ = parameters[-5:]
+        topk_ids, _, pairs, _ = parameters[-4:]
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint())
-        walk = (block, blocks, pairs * self.tiles)
+        walk = (block, blocks, pairs * self.tasks_per_pair)
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
         first_id = Int32(-1) if cutlass.const_expr(self.id_bits == 32) else Int64(-1)
         if block < walk[2]:
-            first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
+            first_id = load_id(topk_ids, pair_of(block, self.tasks_per_pair), self.id_bits)
         cute.arch.sync_threads()
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, first_id, parameters)
@@ -108,32 +118,30 @@ class MicroFc1:
         """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
         block, blocks, tasks = walk
         a8, a_scale, w13 = parameters[:3]
-        addresses = parameters[3:-5]
-        topk_ids, experts = parameters[-5], parameters[-1]
+        addresses = parameters[3:-4]
+        topk_ids, experts = parameters[-4], parameters[-1]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
         behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
-        copied, ahead = Int32(0), Int32(0)
-        half = Int32(0)
+        copied, half = Int32(0), Int32(0)
         memory = self.scales.remember()
-        if (next_id >= 0) & (next_id < experts):
-            expert, tile = Int64(next_id), split_task(block, self.tiles)[1]
-            self.scales.look_ahead(memory, addresses, expert, tile, lane)
-            ahead = self.copy_ahead(shared, self.locate_weights(w13, expert, tile))
+        self.look_ahead(memory, addresses, block, next_id, experts, lane)
+        ahead = self.copy_ahead(shared, w13, block, next_id, experts)
         # Ids and weights are older than the launch before this one, which makes the activations.
         follow()
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Ids are loaded one task ahead: a load takes about as long as a step.
             current = next_id
             if task + blocks < tasks:
-                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tasks_per_pair), self.id_bits)
             if (current >= 0) & (current < experts):
-                pair, tile = split_task(task, self.tiles)
+                pair, tile, part = self.divide(task)
                 expert = Int64(current)
                 token = Int64(pair // Uint32(self.top_k))
-                weights = self.locate_weights(w13, expert, tile)
-                row = a8 + token * self.hidden
-                row_scales = a_scale + token * (self.hidden // 8)
-                scales, scale_step = self.scales.locate(addresses, expert, tile)
+                weights = self.locate_weights(w13, expert, tile, part)
+                first_step = Int64(part * self.steps)
+                row = a8 + token * self.hidden + first_step * ROW_BYTES
+                row_scales = a_scale + token * (self.hidden // 8) + first_step * ROW_SCALE_BYTES
+                scales, scale_step = self.scales.locate(addresses, expert, tile, part)
                 self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
                     headers = self.scales.find(memory, step)
@@ -155,34 +163,52 @@ class MicroFc1:
                         behind, behind_left, behind_parity = mma.advance(
                             self.pipeline, behind, behind_left, behind_parity
                         )
-                    if step == 1:
+                    if step == self.look_ahead_step:
                         self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
                     copied = copied + 1
             else:
                 self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
+        self.drain(memory, (behind, behind_left, behind_parity), copied, lane, half)
+
+    @cute.jit
+    def drain(self, memory, behind, copied, lane, half):
+        """Finish the last stages, nothing being copied any more; ``behind`` are the first one and its phase."""
+        stage, left, parity = behind
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             self.scales.drain(memory)
             if copied + i >= self.lag:
-                self.finish(memory, behind, behind_parity, lane, half, False)
-                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                self.finish(memory, stage, parity, lane, half, False)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 
-    def locate_weights(self, w13, expert, tile):
+    def divide(self, task):
+        """Return the pair of a task, Uint32, its tile and its part of K, both Int32."""
+        place, part = split_task(task, self.parts)
+        return *split_task(place, self.tiles), part
+
+    def locate_weights(self, w13, expert, tile, part):
         """Return the address of the first up words of a task, Int64."""
-        return w13 + (expert * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
+        tile_words = w13 + (expert * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
+        return tile_words + Int64(part * (self.steps * HALF_WEIGHT_BYTES))
 
     @cute.jit
     def look_ahead(self, memory, addresses, task, current, experts, lane):
-        """Look at the scales of the next task, if it has an expert."""
+        """Look at the scales of a task, if it has an expert."""
         if (current >= 0) & (current < experts):
-            self.scales.look_ahead(memory, addresses, Int64(current), split_task(task, self.tiles)[1], lane)
+            _, tile, part = self.divide(task)
+            self.scales.look_ahead(memory, addresses, Int64(current), tile, lane, part)
 
-    def copy_ahead(self, shared, weights):
-        """Start copying weights to stages that nobody used before; return how many."""
-        stages = min(self.pipeline.stages, self.steps)
-        with cute.arch.elect_one():
-            for i in range(stages):
-                self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * HALF_WEIGHT_BYTES)
-        return Int32(stages)
+    @cute.jit
+    def copy_ahead(self, shared, w13, task, current, experts):
+        """Start copying weights of the first task to stages that nobody used before; return how many."""
+        copied = Int32(0)
+        if (current >= 0) & (current < experts):
+            _, tile, part = self.divide(task)
+            weights = self.locate_weights(w13, Int64(current), tile, part)
+            with cute.arch.elect_one():
+                for i in cutlass.range_constexpr(self.stages_ahead):
+                    self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * HALF_WEIGHT_BYTES)
+            copied = Int32(self.stages_ahead)
+        return copied
 
     def copy_weights(self, stage, weights):
         """Start the copies of the weights of both groups, which ``full`` waits for."""
@@ -209,9 +235,9 @@ class MicroFc1:
 
     @cute.jit
     def consume(self, shared, thread, walk, next_id, parameters):
-        """Multiply the stages of every task; lanes 0, 4, .. 28 store the projections of their four rows."""
+        """Multiply the stages of every task; lanes 0, 4, .. 28 store the sums of their four rows."""
         block, blocks, tasks = walk
-        topk_ids, alpha, projections, _, experts = parameters[-5:]
+        topk_ids, projections, pairs, experts = parameters[-4:]
         lane, warp = thread & 31, thread >> 5
         quad, group, chunk = lane >> 2, warp >> 1, warp & 1
         weight_offset = group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
@@ -223,9 +249,8 @@ class MicroFc1:
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             current = next_id
             if task + blocks < tasks:
-                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tasks_per_pair), self.id_bits)
             if (current >= 0) & (current < experts):
-                factor = ptx.load_global_f32(alpha + Int64(current) * 4)
                 for nt in cutlass.range_constexpr(4):
                     sums[nt] = Float32(0.0)
                 for _ in cutlass.range(0, self.steps, 1, unroll=1):
@@ -233,9 +258,8 @@ class MicroFc1:
                     mma.multiply_row(self.pipeline, stage, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, sums)
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if (lane & 3) == 0:
-                    pair, tile = split_task(task, self.tiles)
-                    place = Int64(pair) * (2 * self.intermediate) + Int64(tile * 64 + column)
-                    target = projections + place * 2
+                    pair, tile, part = self.divide(task)
+                    row = Int64(part) * pairs + Int64(pair)
+                    target = projections + (row * (2 * self.intermediate) + Int64(tile * 64 + column)) * 4
                     for nt in cutlass.range_constexpr(4):
-                        value = ptx.mul_rn(ptx.mul_rn(sums[nt], Float32(mma.PRODUCT_FACTOR)), factor)
-                        ptx.store_global_bf16(target + 16 * nt, value)
+                        ptx.store_global_f32(target + 32 * nt, ptx.mul_rn(sums[nt], Float32(mma.PRODUCT_FACTOR)))

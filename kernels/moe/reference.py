@@ -24,6 +24,7 @@ __all__ = [
     "dequantise_mxfp8",
     "exact_layer",
     "intermediate_planes",
+    "join_parts",
     "micro_activation",
     "micro_fc1",
     "micro_fc2",
@@ -126,6 +127,8 @@ def dequantise_mxfp8(payload: Tensor, scales: Tensor) -> Tensor:
 def micro_fc1(x: Tensor, codes: Tensor, scales: Tensor, topk_ids: Tensor, *, alpha: Tensor | None = None) -> Tensor:
     """Compute the first projection of every route with the roundings of the micro kernels.
 
+    They sum K in parts, in fp32: ``micro_fc1`` each of them, ``micro_act`` all, which then has these values.
+
     Parameters
     ----------
     x : Tensor
@@ -157,6 +160,33 @@ def micro_fc1(x: Tensor, codes: Tensor, scales: Tensor, topk_ids: Tensor, *, alp
             sums = sums * alpha[expert].double()
         up, gate = sums.chunk(2, dim=-1)
         projections[pairs] = torch.cat((gate, up), dim=-1).to(torch.bfloat16)
+    return projections
+
+
+def join_parts(parts: Tensor, topk_ids: Tensor, alpha: Tensor) -> Tensor:
+    """Join the parts of every route's first projection as ``micro_act`` does, bit for bit.
+
+    Parameters
+    ----------
+    parts : Tensor
+        ``(parts, pairs, 2 * intermediate)`` f32, gate columns first.
+    topk_ids : Tensor
+        Expert ids, one per pair, of any shape.
+    alpha : Tensor
+        ``(experts,)`` f32 factors.
+
+    Returns
+    -------
+    Tensor
+        ``(pairs, 2 * intermediate)`` bf16: the sums in the order of the parts, times the factor. Rows of invalid
+        experts, which the kernel does not read, are NaN.
+    """
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    projections = torch.full_like(total, torch.nan, dtype=torch.bfloat16)
+    for expert, pairs in pairs_by_expert(topk_ids, len(alpha)):
+        projections[pairs] = (total[pairs] * alpha[expert]).to(torch.bfloat16)
     return projections
 
 

@@ -16,7 +16,14 @@ from planfreeze.errors import (
     UntiledModel,
     UntiledShards,
 )
-from planfreeze.kernels.moe.geometry import ceil_div, check_hidden, check_intermediate, check_top_k, is_compact
+from planfreeze.kernels.moe.geometry import (
+    ceil_div,
+    check_hidden,
+    check_intermediate,
+    check_top_k,
+    is_compact,
+    projection_parts,
+)
 from planfreeze.kernels.moe.routing import max_m_tiles
 from planfreeze.models import ARMS, Arm, Model, PlanOptions
 from planfreeze.target import target
@@ -224,10 +231,12 @@ def has_kernels(sharded: ShardedModel, arch: str, capacity: int) -> bool:
     Rows and tasks are counted in 32 bits; offsets in bytes have 64.
     """
     pairs = capacity * sharded.model.top_k
-    # A task is one row tile of weights, of 64 rows at least, for one direct route or one tile of grouped ones.
+    # A task is one row tile of weights, of 64 rows at least, for one direct route or one tile of grouped ones; or a
+    # part of the K of 64 up and 64 gate rows.
     weight_tiles = ceil_div(max(sharded.model.hidden, 2 * sharded.intermediate), SMALLEST_ROW_TILE)
     if choose_backend(sharded, capacity) is Backend.MICRO:
-        return pairs * weight_tiles <= MAX_COUNT
+        tile_parts = projection_parts(arch, sharded.model.hidden) * ceil_div(sharded.intermediate, SMALLEST_ROW_TILE)
+        return pairs * max(weight_tiles, tile_parts) <= MAX_COUNT
     tile_m = choose_tile_m(arch, capacity)
     m_tiles = max_m_tiles(pairs, experts=sharded.model.experts, tile_m=tile_m)
     return max(m_tiles * tile_m, m_tiles * weight_tiles) <= MAX_COUNT

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from planfreeze.kernels.moe.geometry import GROUP, ceil_div, intermediate_bytes, layout
+from planfreeze.kernels.moe.geometry import GROUP, ceil_div, intermediate_bytes, layout, projection_parts
 from planfreeze.kernels.moe.routing import max_m_tiles
 from planfreeze.kernels.moe.rules import Backend, ScaleMode, ShardedModel, choose_backend, choose_tile_m
 from planfreeze.kernels.moe.stages import w2_geometry, w13_geometry
@@ -40,7 +40,7 @@ class ScratchSizes:
     a8, a_scale : int
         Quantised activations, one row per token, and their scales.
     projections : int
-        Gate and up columns in bf16, one row per route.
+        Sums of gate and up columns in fp32, one row per part of K and route.
     token_map, row_weight : int
         Route and routing weight of every row of grouped routes.
     tile_expert, tile_valid, tile_count : int
@@ -116,7 +116,7 @@ def size_scratch(sharded: ShardedModel, arch: str, capacity: int, mode: ScaleMod
     return ScratchSizes(
         a8=capacity * hidden,
         a_scale=capacity * (hidden // GROUP) * layout(arch).activation_scale_bytes,
-        projections=0 if is_grouped else pairs * 2 * sharded.intermediate * BF16_BYTES,
+        projections=0 if is_grouped else projection_parts(arch, hidden) * pairs * 2 * sharded.intermediate * WORD_BYTES,
         token_map=row_words,
         row_weight=row_words,
         tile_expert=tile_words,

@@ -123,7 +123,11 @@ def list_micro(sharded: ShardedModel, id_bits: int, is_inline: bool) -> tuple[St
         hidden=model.hidden, intermediate=columns, top_k=model.top_k, id_bits=id_bits, csf_inline=is_inline
     )
     act = MicroActPayload(
-        intermediate=columns, id_bits=id_bits, limit=limit_text(model.activation_limit), fast_math=model.fast_math
+        hidden=model.hidden,
+        intermediate=columns,
+        id_bits=id_bits,
+        limit=limit_text(model.activation_limit),
+        fast_math=model.fast_math,
     )
     fc2 = MicroFc2Payload(hidden=model.hidden, intermediate=columns, id_bits=id_bits, csf_inline=is_inline)
     return (

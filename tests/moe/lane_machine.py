@@ -216,6 +216,7 @@ class Block:
             store_global_bf16=lambda address, value: self.write(
                 self.memory, address, torch.tensor([value]).to(torch.bfloat16).view(torch.int16).numpy()
             ),
+            store_global_f32=lambda address, value: self.write(self.memory, address, [np.float32(value)]),
             add_bit=lambda bits, word, source, target: np.array(
                 int(bits) + ((int(word) >> source & 1) << target), dtype=np.uint32
             ).view(np.float32)[()],
@@ -254,17 +255,20 @@ def place(parts):
     return np.concatenate(memory), addresses
 
 
-def run(source, blocks, tensors, scalars):
-    """Run the kernel of a source over tensors; return the last of them as the kernel left it."""
+def run(source, blocks, tensors, scalars, *, is_reversed=False):
+    """Run the kernel of a source over tensors; return the last of them as the kernel left it.
+
+    Blocks run one after the other, the last one first if ``is_reversed``.
+    """
     memory, addresses = place(tensors)
     parameters = (*(np.int64(address) for address in addresses), *(np.int32(value) for value in scalars))
     with pytest.MonkeyPatch.context() as patch:
-        run_blocks(patch, source, blocks, memory, parameters)
+        run_blocks(patch, source, blocks, memory, parameters, is_reversed=is_reversed)
     output = tensors[-1]
     return memory[addresses[-1] : addresses[-1] + output.nbytes].view(output.dtype).reshape(output.shape)
 
 
-def run_blocks(monkeypatch, source, blocks, memory, parameters):
+def run_blocks(monkeypatch, source, blocks, memory, parameters, *, is_reversed=False):
     """Run all blocks, one after the other, over global memory."""
     module_name, _, kernel_name = source.kernel.partition(":")
     kernel_module = importlib.import_module(module_name)
@@ -290,7 +294,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters):
                 for method, function in list(vars(value).items()):
                     if inspect.isfunction(function) and method != "__init__":
                         monkeypatch.setattr(value, method, inspect.unwrap(function))
-    for index in range(blocks):
+    for index in sorted(range(blocks), reverse=is_reversed):
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
         block = Block(memory, source.launch.shared_bytes, seed=index)
         monkeypatch.setattr(scales_sm_90a, "select", lambda condition, a, b: a if condition else b)

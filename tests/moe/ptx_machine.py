@@ -187,7 +187,7 @@ class Block:
                 case "bar":
                     is_waiting |= active
                 case "griddepcontrol":
-                    pass  # launches run one after the other
+                    pass  # one launch at a time: the one before it is complete
                 case _ if active.any():
                     self.execute(instruction, active)
         return self.products

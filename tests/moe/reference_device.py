@@ -17,7 +17,7 @@ from planfreeze.device import Device
 from planfreeze.dtypes import ITEM_BYTES
 from planfreeze.family import Definition
 from planfreeze.kernels.moe import reference, reference_grouped
-from planfreeze.kernels.moe.geometry import GROUP, layout
+from planfreeze.kernels.moe.geometry import GROUP, layout, projection_parts
 from planfreeze.kernels.moe.weights import unpack_w2, unpack_w13
 from planfreeze.kernels.scales import csf_batch
 from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES, ScaleGeometry
@@ -47,6 +47,9 @@ class ReferenceDriver:
         CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carveout",
     )
     CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="programmatic")
+    CUlaunchConfig = SimpleNamespace
+    CUstream = int
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[Payload, Definition]] = {}
@@ -64,9 +67,19 @@ class ReferenceDriver:
     def __getattr__(self, name: str) -> Any:
         return lambda *_: (SUCCESS, 4)
 
+    def CUlaunchAttribute(self) -> Any:  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace())
+
     def cuLaunchKernel(self, function: str, *others: Any) -> tuple[Any]:  # noqa: N802
+        return self.compute(function, others[8])
+
+    def cuLaunchKernelEx(self, config: Any, function: str, address: int, extra: int) -> tuple[Any]:  # noqa: N802
+        return self.compute(function, address)
+
+    def compute(self, function: str, address: int) -> tuple[Any]:
+        """Run the reference of a loaded program over the parameters at an address."""
         payload, definition = self.known[function]
-        pointers = (ctypes.c_int64 * len(definition.arguments)).from_address(others[8])
+        pointers = (ctypes.c_int64 * len(definition.arguments)).from_address(address)
         words = {
             argument.name: ctypes.c_int64.from_address(pointer).value
             for argument, pointer in zip(definition.arguments, pointers, strict=True)
@@ -128,16 +141,20 @@ def run_micro_fc1(payload: Any, values: Any, words: dict[str, int]) -> None:
         values.w13.view(values.experts, -1), ARCH, hidden=payload.hidden, intermediate=payload.intermediate
     )
     scales = read_scales(w13_geometry(payload), payload, values, words)
-    projections = values.projections.view(values.pairs, -1)
+    parts = projection_parts(ARCH, payload.hidden)
+    projections = values.projections.view(parts, values.pairs, -1)
     for expert, pairs in reference.pairs_by_expert(values.topk_ids, values.experts):
-        sums = activations[pairs // payload.top_k] @ reference.dequantise_mxfp4(codes[expert], scales[expert]).T
-        up, gate = (sums * values.alpha[expert].double()).chunk(2, dim=-1)
-        projections[pairs] = torch.cat((gate, up), dim=-1).to(torch.bfloat16)
+        weights = reference.dequantise_mxfp4(codes[expert], scales[expert])
+        slices = zip(activations[pairs // payload.top_k].chunk(parts, -1), weights.chunk(parts, -1), strict=True)
+        for part, (a, w) in zip(projections, slices, strict=True):
+            up, gate = (a @ w.T).chunk(2, dim=-1)
+            part[pairs] = torch.cat((gate, up), dim=-1).float()
 
 
 def run_micro_act(payload: Any, values: Any, words: dict[str, int]) -> None:
     limit = float(payload.limit) if payload.limit else None
-    projections = values.projections.view(values.pairs, -1)
+    parts = values.projections.view(projection_parts(ARCH, payload.hidden), values.pairs, -1)
+    projections = reference.join_parts(parts, values.topk_ids, values.alpha)
     activations = reference.micro_activation(projections, values.topk_ids, values.experts, limit=limit)
     quantised, scales = reference.quantise_intermediate(activations)
     stored, stored_scales = reference.intermediate_planes(values.intermediate, ARCH, values.rows, payload.intermediate)

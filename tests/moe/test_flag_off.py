@@ -120,7 +120,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     branches = {name: strip(copy / "kernels" / name) for name in KERNELS}
     assert all(branches.values()), branches
     shared = {path.name: strip(path) for path in (copy / "kernels/mma").glob("*.py")}
-    assert shared["stage_sm_90a.py"] >= 2
+    assert shared["stage_sm_90a.py"] >= 1
     return {"whole": ROOT, "stripped": copy}
 
 

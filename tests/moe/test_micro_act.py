@@ -8,12 +8,19 @@ import torch
 
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import CuteSource, family_of
-from planfreeze.kernels.moe.geometry import intermediate_bytes, intermediate_scale_offset, padded_width
+from planfreeze.kernels.moe.geometry import (
+    intermediate_bytes,
+    intermediate_scale_offset,
+    padded_width,
+    projection_parts,
+)
 from planfreeze.kernels.moe.micro_act import MicroActPayload, micro_act
-from planfreeze.kernels.moe.reference import activation_scales, arrange_activations, quantise_mxfp8
+from planfreeze.kernels.moe.reference import activation_scales, arrange_activations, join_parts, quantise_mxfp8
 from planfreeze.target import ARCHS, target
 
 EXPERTS = 3
+HIDDEN = 5120
+ALPHA = torch.tensor([0.5, 1.25, 3.0])
 POISON = 0xEE
 f32 = np.float32
 
@@ -34,6 +41,15 @@ def exponential(x):
         result = fma(result, rest, f32(factor))
     n = np.nan_to_num(whole).astype(np.int32)
     return result * np.ldexp(f32(1), n >> 1) * np.ldexp(f32(1), n - (n >> 1))
+
+
+def divide(x, arch, hidden=HIDDEN):
+    """Return f32 parts whose sum is about ``x``: the order of the additions matters. Zeros and subnormals are exact."""
+    x, generator = x.float(), torch.Generator().manual_seed(6)
+    parts = torch.randn(projection_parts(arch, hidden), *x.shape, generator=generator)
+    parts = torch.where(x.abs() < 1e-30, 0 * x, parts)
+    parts[0] = torch.where(x.abs() < 1e-30, x, x - parts[1:].sum(0))
+    return parts
 
 
 def activation(projections, limit=None):
@@ -89,22 +105,37 @@ def approximated(ptx_machine):
     return Block
 
 
-def run(monkeypatch, ptx_machine, compile_cute, arch, x, ids, *, rows, id_bits=32, limit="", fast_math=False):
+def run(
+    monkeypatch,
+    ptx_machine,
+    compile_cute,
+    arch,
+    parts,
+    ids,
+    *,
+    rows,
+    hidden=HIDDEN,
+    id_bits=32,
+    limit="",
+    fast_math=False,
+):
     """Run the compiled kernel; return payload ``(rows, padded)`` and scales ``(tiles, rows, 4)`` as stored."""
-    intermediate = x.shape[1] // 2
-    payload = MicroActPayload(intermediate=intermediate, id_bits=id_bits, limit=limit, fast_math=fast_math)
+    intermediate = parts.shape[2] // 2
+    payload = MicroActPayload(
+        hidden=hidden, intermediate=intermediate, id_bits=id_bits, limit=limit, fast_math=fast_math
+    )
     definition = micro_act.define(payload, target(arch))
     assert isinstance(definition.source, CuteSource)
     monkeypatch.setattr(ptx_machine, "Block", approximated(ptx_machine))
     memory = ptx_machine.Memory()
     buffer = np.full(intermediate_bytes(arch, rows, intermediate), POISON, np.uint8)
     ids = np.array(ids, np.int32 if id_bits == 32 else np.int64)
-    addresses = [memory.put(x.view(torch.int16).numpy()), memory.put(ids), memory.put(buffer)]
-    kernel = ptx_machine.Kernel(compile_cute(definition.source, arch, 3, 3).ptx)
+    addresses = [memory.put(values) for values in (parts.numpy(), ids, ALPHA.numpy(), buffer)]
+    kernel = ptx_machine.Kernel(compile_cute(definition.source, arch, 4, 3).ptx)
     grid = definition.grid({"pairs": ids.size}, 1)[0]
     with np.errstate(all="ignore"):
         kernel.run(memory, [*addresses, ids.size, EXPERTS, rows], grid=grid, block=32)
-    found = memory.get(addresses[2], buffer)
+    found = memory.get(addresses[-1], buffer)
     first = intermediate_scale_offset(arch, rows, intermediate, 0, 0)
     scale_type = np.float32 if arch == "sm_90a" else np.uint8
     return found[:first].reshape(rows, -1), found[first:].view(scale_type).reshape(-1, rows, 4)
@@ -112,18 +143,20 @@ def run(monkeypatch, ptx_machine, compile_cute, arch, x, ids, *, rows, id_bits=3
 
 @pytest.mark.parametrize("arch", list(ARCHS))
 @pytest.mark.parametrize(
-    ("intermediate", "id_bits", "limit"), [(192, 32, ""), (64, 64, "7.0"), (128, 32, "0.1"), (576, 64, "")]
+    ("hidden", "intermediate", "id_bits", "limit"),
+    [(5120, 192, 32, ""), (768, 64, 64, "7.0"), (5120, 128, 32, "0.1"), (256, 576, 64, "")],
 )
 def test_compiled_kernel_equals_the_operations_bit_for_bit(
-    monkeypatch, ptx_machine, compile_cute, arch, intermediate, id_bits, limit
+    monkeypatch, ptx_machine, compile_cute, arch, hidden, intermediate, id_bits, limit
 ):
     ids, rows = (2, 0, 1, -1, 1, EXPERTS), 8
     if id_bits == 64:
         ids = (2, 0, 1, -1, 1, 2**32)
-    x = make_projections(len(ids), intermediate)
+    parts = divide(make_projections(len(ids), intermediate), arch, hidden)
     found, found_scales = run(
-        monkeypatch, ptx_machine, compile_cute, arch, x, ids, rows=rows, id_bits=id_bits, limit=limit
+        monkeypatch, ptx_machine, compile_cute, arch, parts, ids, rows=rows, hidden=hidden, id_bits=id_bits, limit=limit
     )
+    x = join_parts(parts, torch.tensor(ids), ALPHA)
     payload, scales = quantise_mxfp8(activation(x, float(limit) if limit else None))
     payload = arrange_activations(payload, arch).numpy()
     scales = activation_scales(scales, arch).numpy()
@@ -166,9 +199,9 @@ def test_exponential_is_within_one_ulp():
 
 @pytest.mark.parametrize("arch", list(ARCHS))
 def test_fast_math_differs_in_roundings_only(monkeypatch, ptx_machine, compile_cute, arch):
-    x = make_projections(6, 192)[3:5]
-    found, scales = run(monkeypatch, ptx_machine, compile_cute, arch, x, (0, 1), rows=2, fast_math=True)
-    payload, expected_scales = quantise_mxfp8(activation(x))
+    parts = divide(make_projections(6, 192)[3:5], arch)
+    found, scales = run(monkeypatch, ptx_machine, compile_cute, arch, parts, (0, 1), rows=2, fast_math=True)
+    payload, expected_scales = quantise_mxfp8(activation(join_parts(parts, torch.tensor([0, 1]), ALPHA)))
     payload = arrange_activations(payload, arch).numpy()
     np.testing.assert_array_equal(
         scales.transpose(1, 0, 2).reshape(2, -1)[:, :6], activation_scales(expected_scales, arch).numpy()
@@ -181,18 +214,18 @@ def test_fast_math_differs_in_roundings_only(monkeypatch, ptx_machine, compile_c
 @pytest.mark.parametrize("arch", list(ARCHS))
 @pytest.mark.parametrize("fast_math", [False, True])
 def test_cubin_holds_its_values_in_registers(compile_cute, cuobjdump, arch, fast_math):
-    payload = MicroActPayload(intermediate=576, id_bits=32, limit="7.0", fast_math=fast_math)
+    payload = MicroActPayload(hidden=HIDDEN, intermediate=576, id_bits=32, limit="7.0", fast_math=fast_math)
     source = micro_act.define(payload, target(arch)).source
     assert isinstance(source, CuteSource)
-    compiled = compile_cute(source, arch, 3, 3)
+    compiled = compile_cute(source, arch, 4, 3)
     sass = cuobjdump(compiled.cubin, "-sass")
     assert not re.search(r"\b(LDL|STL)\b", sass) and ("MUFU.EX2" in sass) == fast_math
     assert re.search(r"STACK:0\b", cuobjdump(compiled.cubin, "-res-usage"))
 
 
 def test_cubin_is_the_same_from_another_process_folder_and_hash_seed(compile_cute):
-    source = micro_act.define(MicroActPayload(intermediate=192, id_bits=32), target("sm_90a")).source
-    first, second = (compile_cute(source, "sm_90a", 3, 3, seed) for seed in (0, 7))
+    source = micro_act.define(MicroActPayload(hidden=HIDDEN, intermediate=192, id_bits=32), target("sm_90a")).source
+    first, second = (compile_cute(source, "sm_90a", 4, 3, seed) for seed in (0, 7))
     assert first.cubin != second.cubin
     assert first.cubin.read_bytes() == second.cubin.read_bytes()
 
@@ -200,6 +233,7 @@ def test_cubin_is_the_same_from_another_process_folder_and_hash_seed(compile_cut
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"hidden": 640}, "hidden = 640 is not a positive multiple of 256"),
         ({"intermediate": 288}, "intermediate = 288 is not a positive multiple of 64 .remainder 32"),
         ({"intermediate": 0}, "intermediate = 0"),
         ({"id_bits": 16}, "id_bits = 16 is neither 32 nor 64"),
@@ -213,31 +247,33 @@ def test_cubin_is_the_same_from_another_process_folder_and_hash_seed(compile_cut
 )
 def test_payload_refuses_what_no_kernel_has(changes, reason):
     with pytest.raises(InvalidPayload, match=reason):
-        MicroActPayload(**{"intermediate": 576, "id_bits": 32, **changes})
+        MicroActPayload(**{"hidden": HIDDEN, "intermediate": 576, "id_bits": 32, **changes})
 
 
 def test_fields_at_their_defaults_are_in_neither_digest_nor_source():
-    plain = MicroActPayload(intermediate=576, id_bits=32)
-    assert plain == MicroActPayload(intermediate=576, id_bits=32, limit="", fast_math=False)
-    assert len({plain, *(MicroActPayload(intermediate=576, id_bits=32, limit=text) for text in ("7.0", "0.1"))}) == 3
+    sizes = {"hidden": HIDDEN, "intermediate": 576, "id_bits": 32}
+    plain = MicroActPayload(**sizes)
+    assert plain == MicroActPayload(**sizes, limit="", fast_math=False)
+    assert len({plain, *(MicroActPayload(**sizes, limit=text) for text in ("7.0", "0.1"))}) == 3
     constants = dict(micro_act.define(plain, target("sm_90a")).source.constants)
     assert not {"limit", "fast_math"} & set(constants)
 
 
 @pytest.mark.parametrize("arch", list(ARCHS))
 def test_arguments_cover_what_the_kernel_touches(arch):
-    payload = MicroActPayload(intermediate=576, id_bits=64)
-    assert family_of(payload) is micro_act and micro_act.version == 1
+    payload = MicroActPayload(hidden=HIDDEN, intermediate=576, id_bits=64)
+    assert family_of(payload) is micro_act and micro_act.version == 2
     definition = micro_act.define(payload, target(arch))
     scalars = {"pairs": 7, "experts": 3, "rows": 8}
     sizes = [(a.name, a.dtype, a.elements(scalars), a.alignment) for a in definition.arguments if a.elements]
     row_bytes = {"sm_90a": 640 + 5 * 16, "sm_120a": 640 + 5 * 4}[arch]
     assert sizes == [
-        ("projections", "bf16", 7 * 1152, 16),
+        ("projections", "f32", {"sm_90a": 4, "sm_120a": 1}[arch] * 7 * 1152, 16),
         ("topk_ids", "i64", 7, 8),
+        ("alpha", "f32", 3, 16),
         ("intermediate", "u8", 8 * row_bytes, 16),
     ]
     assert [a.name for a in definition.arguments if not a.is_pointer] == ["pairs", "experts", "rows"]
     # Fewer rows than pairs: the buffer that would do for so many rows is refused.
-    assert definition.arguments[2].elements({**scalars, "rows": 6}) == 7 * row_bytes
+    assert definition.arguments[3].elements({**scalars, "rows": 6}) == 7 * row_bytes
     assert definition.grid(scalars, 1) == (7 * 5, 1, 1)

@@ -58,7 +58,7 @@ def test_inline_flag_enters_the_encoding_only_when_set():
 
 
 def test_payload_finds_its_family():
-    assert family_of(make_payload()) is micro_fc1 and micro_fc1.version == 1
+    assert family_of(make_payload()) is micro_fc1 and micro_fc1.version == 2
 
 
 @pytest.mark.parametrize(("arch", "scale_type"), [("sm_90a", "f32"), ("sm_120a", "u8")])
@@ -80,8 +80,7 @@ def test_arguments_are_the_contract(arch, scale_type, csf_inline, id_bits, id_ty
         ("w13", "u8", 3 * 1152 * 2560),
         *scales,
         ("topk_ids", id_type, 7),
-        ("alpha", "f32", 3),
-        ("projections", "bf16", 7 * 1152),
+        ("projections", "f32", {"sm_90a": 4, "sm_120a": 1}[arch] * 7 * 1152),
     ]
     *tensors, pairs, experts = definition.arguments
     assert [(a.name, a.dtype, a.elements(scalars)) for a in tensors] == expected
@@ -95,11 +94,19 @@ def test_arguments_are_the_contract(arch, scale_type, csf_inline, id_bits, id_ty
     assert definition.source.kernel == f"planfreeze.kernels.moe.micro_fc1_{arch}_cute:MicroFc1"
 
 
-@pytest.mark.parametrize(("arch", "tiles"), [("sm_90a", 9), ("sm_120a", 10)])
-def test_grid_is_the_tasks_or_what_is_resident(arch, tiles):
+@pytest.mark.parametrize(("arch", "tasks"), [("sm_90a", 9 * 4), ("sm_120a", 10)])
+def test_grid_is_the_tasks_or_what_is_resident(arch, tasks):
     grid = micro_fc1.define(make_payload(), target(arch)).grid
-    assert grid({"pairs": 48, "experts": 384}, 528) == (48 * tiles, 1, 1)
+    assert grid({"pairs": 6, "experts": 384}, 528) == (6 * tasks, 1, 1)
     assert grid({"pairs": 128, "experts": 384}, 528) == (528, 1, 1)
+
+
+def test_kernels_are_told_of_parts_where_k_has_several():
+    def constants(arch, hidden):
+        return dict(micro_fc1.define(make_payload(hidden=hidden), target(arch)).source.constants)
+
+    assert (constants("sm_90a", 5120)["parts"], constants("sm_90a", 768)["parts"]) == (4, 2)
+    assert "parts" not in constants("sm_120a", 5120)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from planfreeze.kernels.moe.geometry import projection_parts
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload, micro_fc1
 from planfreeze.kernels.moe.reference import (
     activation_scales,
@@ -20,6 +21,8 @@ from planfreeze.kernels.scales.native import native_plane
 from planfreeze.target import target
 
 pytest.importorskip("cutlass")
+
+UNTOUCHED = 0xFFFFFFFF
 
 
 def make_problem(*, hidden, intermediate, ids, top_k):
@@ -37,17 +40,18 @@ def make_problem(*, hidden, intermediate, ids, top_k):
     magnitudes, signs = rng.integers(0x20, 0x48, (2, hidden)), rng.integers(0, 2, (2, hidden))
     payload = (magnitudes | signs << 7).astype(np.uint8)
     token_scales = rng.integers(120, 130, (2, hidden // 32), dtype=np.uint8)
-    alpha = np.array([1.0, 3.0, 0.5], dtype=np.float32)
 
     scales = torch.from_numpy(scales.astype(np.uint8))
     plane = native_plane(geometry, scales)
     weights = dequantise_mxfp4(torch.from_numpy(codes), scales)
     tokens = dequantise_mxfp8(torch.from_numpy(payload), torch.from_numpy(token_scales))
-    expected = torch.full((len(ids), 2 * intermediate), torch.nan, dtype=torch.float64)
+    parts = projection_parts("sm_90a", hidden)
+    expected = torch.full((parts, len(ids), 2 * intermediate), torch.nan, dtype=torch.float64)
     for pair, expert in enumerate(ids):
-        if expert < experts:
-            up, gate = (alpha[expert] * (weights[expert] @ tokens[pair // top_k])).chunk(2)
-            expected[pair] = torch.cat((gate, up))
+        if 0 <= expert < experts:
+            products = weights[expert] * tokens[pair // top_k]
+            up, gate = products.unflatten(-1, (parts, -1)).sum(-1).T.chunk(2, dim=-1)
+            expected[:, pair] = torch.cat((gate, up), dim=-1)
     return SimpleNamespace(
         hidden=hidden,
         intermediate=intermediate,
@@ -57,15 +61,14 @@ def make_problem(*, hidden, intermediate, ids, top_k):
         a8=arrange_activations(torch.from_numpy(payload), "sm_90a").numpy(),
         a_scale=activation_scales(torch.from_numpy(token_scales), "sm_90a").numpy(),
         w13=pack_w13(torch.from_numpy(codes), "sm_90a").numpy(),
-        alpha=alpha,
         native=(plane.numpy(),),
         inline=tuple(part.numpy() for part in encode(geometry, plane).parts()),
         expected=expected,
     )
 
 
-def run_problem(lane_machine, problem, *, csf_inline, id_bits, blocks):
-    """Return the projections of a problem as bf16 bits; untouched rows keep 0xFFFF."""
+def run_problem(lane_machine, problem, *, csf_inline, id_bits, blocks, is_reversed=False):
+    """Return the projections of a problem as fp32 bits; untouched rows keep 0xFFFFFFFF."""
     payload = MicroFc1Payload(
         hidden=problem.hidden,
         intermediate=problem.intermediate,
@@ -75,39 +78,47 @@ def run_problem(lane_machine, problem, *, csf_inline, id_bits, blocks):
     )
     scales = problem.inline if csf_inline else problem.native
     ids = problem.ids.astype(np.int32 if id_bits == 32 else np.int64)
-    output = np.full(problem.expected.shape, 0xFFFF, dtype=np.uint16)
+    output = np.full(problem.expected.shape, UNTOUCHED, dtype=np.uint32)
     source = micro_fc1.define(payload, target("sm_90a")).source
-    tensors = (problem.a8, problem.a_scale, problem.w13, *scales, ids, problem.alpha, output)
-    return lane_machine.run(source, blocks, tensors, (ids.size, problem.experts))
+    tensors = (problem.a8, problem.a_scale, problem.w13, *scales, ids, output)
+    return lane_machine.run(source, blocks, tensors, (ids.size, problem.experts), is_reversed=is_reversed)
 
 
 def check_projections(problem, found):
-    """Compare bf16 bits with float64, and see that rows of invalid experts were left alone."""
-    for bits, expected in zip(found, problem.expected, strict=True):
+    """Compare every part with float64, and see that rows of invalid experts were left alone."""
+    for bits, expected in zip(found.reshape(-1, found.shape[-1]), problem.expected.flatten(0, 1), strict=True):
         if expected.isnan().any():
-            assert (bits == 0xFFFF).all()
+            assert (bits == UNTOUCHED).all()
         else:
-            values = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).double()
-            assert torch.linalg.norm(values - expected) <= 4e-3 * torch.linalg.norm(expected)
+            values = torch.from_numpy(bits.view(np.float32)).double()
+            assert torch.linalg.norm(values - expected) <= 1e-6 * torch.linalg.norm(expected)
 
 
-def test_both_storages_give_the_same_projections(lane_machine):
-    # Three 64-row tiles, the last one a short scale tile; four steps, so the rebuild lags two.
-    problem = make_problem(hidden=512, intermediate=192, ids=(2, 7, 0), top_k=2)
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "ids", "steps"),
+    # Three 64-row tiles, the last one a short scale tile: three steps a part, so the rebuild lags two. One tile: more
+    # steps than stages.
+    [(768, 192, (2, 7, -1, 0), (2, 3)), (2560, 64, (3, 1), (4, 5))],
+)
+def test_both_storages_give_the_same_projections(lane_machine, hidden, intermediate, ids, steps):
+    problem = make_problem(hidden=hidden, intermediate=intermediate, ids=ids, top_k=2)
+    assert (len(problem.expected), hidden // 128 // len(problem.expected)) == steps
     headers = problem.inline[0].reshape(-1, 96)[:, 64:68].copy().view(np.uint32).ravel()
     assert ((headers >= 1) & (headers <= 7)).any() and (headers >> 31).any()
-    native = run_problem(lane_machine, problem, csf_inline=False, id_bits=32, blocks=2)
+    native = run_problem(lane_machine, problem, csf_inline=False, id_bits=32, blocks=3, is_reversed=True)
     inline = run_problem(lane_machine, problem, csf_inline=True, id_bits=64, blocks=1)
     assert (native == inline).all()
     check_projections(problem, native)
 
 
-def test_smallest_hidden_size(lane_machine):
-    # Two steps, fewer than stages: with a lag of two the bases and half of the next task would be used.
-    problem = make_problem(hidden=256, intermediate=192, ids=(1, 0), top_k=1)
-    check_projections(problem, run_problem(lane_machine, problem, csf_inline=True, id_bits=32, blocks=1))
+@pytest.mark.parametrize(("hidden", "steps"), [(256, (2, 1)), (512, (4, 1)), (1024, (4, 2))])
+def test_parts_of_fewer_steps_than_stages(lane_machine, hidden, steps):
+    # With a lag of two the bases and half of the next task would be used.
+    problem = make_problem(hidden=hidden, intermediate=64, ids=(1, 0), top_k=1)
+    assert (len(problem.expected), hidden // 128 // len(problem.expected)) == steps
+    check_projections(problem, run_problem(lane_machine, problem, csf_inline=True, id_bits=32, blocks=2))
 
 
 def test_whole_scale_tiles_only(lane_machine):
-    problem = make_problem(hidden=256, intermediate=128, ids=(1, 0), top_k=1)
+    problem = make_problem(hidden=512, intermediate=128, ids=(1, 0), top_k=1)
     check_projections(problem, run_problem(lane_machine, problem, csf_inline=False, id_bits=64, blocks=1))

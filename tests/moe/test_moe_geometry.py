@@ -24,6 +24,12 @@ def test_intermediate_holds_the_payload_then_one_scale_plane_per_tile():
         assert geometry.intermediate_bytes(arch, 48, 576) == first + quad * 5 * 48
 
 
+@pytest.mark.parametrize(("hidden", "parts"), [(5120, 4), (7168, 4), (512, 4), (768, 2), (256, 2)])
+def test_parts_of_k_are_as_many_whole_steps_each(hidden, parts):
+    assert geometry.projection_parts("sm_90a", hidden) == parts
+    assert geometry.projection_parts("sm_120a", hidden) == 1
+
+
 def test_layouts_are_permutations():
     for arch in geometry.LAYOUTS:
         found = geometry.layout(arch)

@@ -149,16 +149,25 @@ def test_counts_and_programs_have_the_same_tiles(capacity: int, tile_m: int) -> 
     assert tiles == {None, tile_m}
 
 
+ROUTES_8 = 48 * 2 * 576 * 4
 W13_PLANE, W2_PLANE = 384 * 1152 * 160, 384 * 5120 * 18
 
 
 @pytest.mark.parametrize(
     ("model", "tp", "arch", "capacity", "arm", "sizes"),
     [
-        # 48 routes of 576 columns, stored 640 wide behind 5 planes of 4 scales: f32 on sm_90a, bytes on sm_120a.
-        (DS41, 4, "sm_90a", 8, "inline", (40960, 5120, 110592, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 0, 0, 0)),
-        (DS41, 4, "sm_120a", 8, "inline", (40960, 1280, 110592, *[0] * 5, 48 * 640 + 5 * 48 * 4, 491520, 0, 0, 0)),
-        (KIMI, 16, "sm_120a", 1, "inline", (3584, 112, 12288, *[0] * 5, 16 * 256 + 2 * 16 * 4, 114688, 0, 0, 0)),
+        # 48 routes of 576 columns, stored 640 wide behind 5 planes of 4 scales: f32 on sm_90a, bytes on sm_120a. The
+        # first projection is summed in four parts on sm_90a.
+        (
+            DS41,
+            4,
+            "sm_90a",
+            8,
+            "inline",
+            (40960, 5120, 4 * ROUTES_8, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 0, 0, 0),
+        ),
+        (DS41, 4, "sm_120a", 8, "inline", (40960, 1280, ROUTES_8, *[0] * 5, 48 * 640 + 5 * 48 * 4, 491520, 0, 0, 0)),
+        (KIMI, 16, "sm_120a", 1, "inline", (3584, 112, 16 * 1536, *[0] * 5, 16 * 256 + 2 * 16 * 4, 114688, 0, 0, 0)),
         # 407 tiles of 16 rows; a map and a weight for each row, three words for each tile, two for all.
         (
             DS41,
@@ -195,7 +204,7 @@ W13_PLANE, W2_PLANE = 384 * 1152 * 160, 384 * 5120 * 18
             8,
             "expand",
             (
-                *(40960, 5120, 110592, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 384),
+                *(40960, 5120, 4 * ROUTES_8, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 384),
                 *(W13_PLANE, W2_PLANE),
             ),
         ),

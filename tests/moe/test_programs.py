@@ -34,7 +34,7 @@ FC1_INLINE = tuple(
     MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits, csf_inline=True) for bits in (32, 64)
 )
 FC1_NATIVE = tuple(MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits) for bits in (32, 64))
-ACT = tuple(MicroActPayload(intermediate=576, id_bits=bits) for bits in (32, 64))
+ACT = tuple(MicroActPayload(hidden=5120, intermediate=576, id_bits=bits) for bits in (32, 64))
 FC2_INLINE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits, csf_inline=True) for bits in (32, 64))
 FC2_NATIVE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits) for bits in (32, 64))
 MICRO_INLINE = (*FC1_INLINE, *ACT, *FC2_INLINE)
@@ -204,7 +204,8 @@ def test_one_id_type_asks_for_one_of_each_kernel_that_reads_ids(id_type: str, in
 def test_the_activation_of_the_model_reaches_its_kernels_alone() -> None:
     limited = dataclasses.replace(DS41, activation_limit=7.0, fast_math=True)
     changed: dict[Payload, Payload] = {
-        act: MicroActPayload(intermediate=576, id_bits=act.id_bits, limit="7.0", fast_math=True) for act in ACT
+        act: MicroActPayload(hidden=5120, intermediate=576, id_bits=act.id_bits, limit="7.0", fast_math=True)
+        for act in ACT
     }
     for fc1 in (*split1(8, 16, 32, inline=True), *split1(32)):
         fields = {**fc1.to_fields(), "limit": "7.0", "fast_math": True}
@@ -264,8 +265,8 @@ def test_kimi_k3_on_sixteen_ranks() -> None:
         ExpandPayload(experts=896, rows=3584, columns=6, group_rows=3584),
         MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=32, csf_inline=True),
         MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=64, csf_inline=True),
-        MicroActPayload(intermediate=192, id_bits=32),
-        MicroActPayload(intermediate=192, id_bits=64),
+        MicroActPayload(hidden=3584, intermediate=192, id_bits=32),
+        MicroActPayload(hidden=3584, intermediate=192, id_bits=64),
         MicroFc2Payload(hidden=3584, intermediate=192, id_bits=32, csf_inline=True),
         MicroFc2Payload(hidden=3584, intermediate=192, id_bits=64, csf_inline=True),
         RoutePlanPayload(experts=896, top_k=16, tile_m=16, id_bits=32),
@@ -284,8 +285,8 @@ def test_qwen3_30b_a3b_on_four_ranks() -> None:
         ActQuantPayload(hidden=2048),
         MicroFc1Payload(hidden=2048, intermediate=192, top_k=8, id_bits=32),
         MicroFc1Payload(hidden=2048, intermediate=192, top_k=8, id_bits=64),
-        MicroActPayload(intermediate=192, id_bits=32),
-        MicroActPayload(intermediate=192, id_bits=64),
+        MicroActPayload(hidden=2048, intermediate=192, id_bits=32),
+        MicroActPayload(hidden=2048, intermediate=192, id_bits=64),
         MicroFc2Payload(hidden=2048, intermediate=192, id_bits=32),
         MicroFc2Payload(hidden=2048, intermediate=192, id_bits=64),
         RoutePlanPayload(experts=128, top_k=8, tile_m=16, id_bits=32),

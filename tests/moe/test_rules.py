@@ -254,3 +254,13 @@ def test_an_unknown_architecture_has_no_tiles() -> None:
 )
 def test_a_capacity_whose_tasks_32_bits_do_not_count_has_no_kernels(arch: str, capacity: int, has: bool) -> None:
     assert has_kernels(shard(DS41, 4), arch, capacity) is has
+
+
+@pytest.mark.parametrize(
+    ("arch", "row_tiles", "has"),
+    # 48 routes; a tile of 64 up and 64 gate rows is four tasks on sm_90a and two on sm_120a.
+    [("sm_90a", 11_184_809, True), ("sm_90a", 11_184_811, False), ("sm_120a", 11_184_811, True)],
+)
+def test_the_parts_of_a_first_projection_are_counted_too(arch: str, row_tiles: int, has: bool) -> None:
+    sharded = shard(dataclasses.replace(DS41, intermediate=64 * row_tiles), 1)
+    assert has_kernels(sharded, arch, 8) is has

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planfreeze.kernels.moe import reference
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
-from planfreeze.kernels.moe.geometry import intermediate_bytes
+from planfreeze.kernels.moe.geometry import intermediate_bytes, projection_parts
 from planfreeze.kernels.moe.reference_routes import plan_routes
 from planfreeze.kernels.moe.route_plan import RoutePlanPayload
 from planfreeze.kernels.moe.routing import max_m_tiles, rows_cap
@@ -102,12 +102,11 @@ def bind_fc1(session: Session, layer: Projection, ids: Tensor) -> dict[str, Call
     sizes, tokens, pairs, seed = layer.sizes, ids.shape[0], ids.numel(), generator(3)
     a8 = torch.randint(0, 120, (tokens, sizes.hidden), generator=seed, device=DEVICE, dtype=torch.uint8)
     a_scale = torch.rand(tokens, sizes.hidden // 32, generator=seed, device=DEVICE)
-    alpha = torch.ones(sizes.experts, device=DEVICE)
-    out = torch.empty(pairs, 2 * sizes.intermediate, dtype=torch.bfloat16, device=DEVICE)
+    out = torch.empty(projection_parts(ARCH, sizes.hidden), pairs, 2 * sizes.intermediate, device=DEVICE)
     calls = {}
     for name, scales in forms(layer):
         program = session.program(fc1_payload(sizes, 64, csf_inline=name == "inline"))
-        bound = program.bind(a8, a_scale, layer.words, *scales, ids, alpha, out, pairs, sizes.experts)
+        bound = program.bind(a8, a_scale, layer.words, *scales, ids, out, pairs, sizes.experts)
         calls[name] = bound.launch
     return calls
 
