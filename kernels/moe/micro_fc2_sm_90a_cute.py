@@ -39,7 +39,7 @@ class MicroFc2:
     bulk copies, and rebuilds the staged scales to fp32 two steps later, so that both kinds of scale storage reach the
     very same instructions of the other warps. Steps are numbered through, whatever the task: the ring never drains
     between tasks, which are as short as one step. When K is an odd multiple of 64 the last step of a task has K64.
-    44,032 bytes of shared memory (inline: 43,008) and at most 96 registers: 4 blocks per SM. Persistent blocks stride
+    44,032 bytes of shared memory (inline: 44,544) and at most 96 registers: 4 blocks per SM. Persistent blocks stride
     over the tasks, pair-major. sm_90a.
 
     Parameters
@@ -68,6 +68,7 @@ class MicroFc2:
         self.steps = row_tiles(intermediate)
         self.whole_steps = intermediate // 128
         self.lag = self.pipeline.stages - 2
+        self.stages_ahead = min(self.pipeline.stages, self.steps)
         storage = InlineRows if csf_inline else NativeRows
         self.scales = storage(self.pipeline, intermediate=intermediate, lag=self.lag)
 
@@ -110,12 +111,10 @@ class MicroFc2:
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
         behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
         behind_step = Int32(0)
-        copied, ahead = Int32(0), Int32(0)
+        copied = Int32(0)
         memory = self.scales.remember()
-        if (next_id >= 0) & (next_id < experts):
-            row_block = self.row_block(next_id, block)
-            self.scales.look_ahead(memory, addresses, row_block, lane)
-            ahead = self.copy_ahead(shared, w2 + row_block * self.row_block_bytes)
+        self.look_ahead(memory, addresses, block, next_id, experts, lane)
+        ahead = self.copy_ahead(shared, w2, block, next_id, experts)
         # Ids and weights are older than the launch before this one, which makes the intermediate.
         follow()
         for task in cutlass.range(block, tasks, blocks, unroll=1):
@@ -154,12 +153,18 @@ class MicroFc2:
                     copied = copied + 1
             else:
                 self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
+        self.drain(memory, (behind, behind_left, behind_parity, behind_step), copied, lane)
+
+    @cute.jit
+    def drain(self, memory, behind, copied, lane):
+        """Finish the last stages, nothing being copied any more; ``behind`` are the first one, its phase and step."""
+        stage, left, parity, step = behind
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             self.scales.drain(memory)
             if copied + i >= self.lag:
-                self.finish(memory, behind, behind_parity, lane, behind_step)
-                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
-                behind_step = self.advance_step(behind_step)
+                self.finish(memory, stage, parity, lane, step)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                step = self.advance_step(step)
 
     def row_block(self, expert, task):
         """Return the row block of a task, Int64."""
@@ -167,17 +172,22 @@ class MicroFc2:
 
     @cute.jit
     def look_ahead(self, memory, addresses, task, current, experts, lane):
-        """Look at the scales of the next task, if it has an expert."""
+        """Look at the scales of a task, if it has an expert."""
         if (current >= 0) & (current < experts):
             self.scales.look_ahead(memory, addresses, self.row_block(current, task), lane)
 
-    def copy_ahead(self, shared, weights):
-        """Start copying weights to stages that nobody used before; return how many."""
-        stages = min(self.pipeline.stages, self.steps)
-        with cute.arch.elect_one():
-            for i in range(stages):
-                self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * WEIGHT_BYTES, Int32(i))
-        return Int32(stages)
+    @cute.jit
+    def copy_ahead(self, shared, w2, task, current, experts):
+        """Start copying weights of the first task to stages that nobody used before; return how many."""
+        copied = Int32(0)
+        if (current >= 0) & (current < experts):
+            weights = w2 + self.row_block(current, task) * self.row_block_bytes
+            with cute.arch.elect_one():
+                for i in cutlass.range_constexpr(self.stages_ahead):
+                    stage = shared + i * self.pipeline.stage_bytes
+                    self.copy_weights(stage, weights + i * WEIGHT_BYTES, Int32(i))
+            copied = Int32(self.stages_ahead)
+        return copied
 
     def copy_weights(self, stage, weights, step):
         """Start the copy of the weights, of K64 in a tail, which ``full`` waits for."""
