@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.base_dsl.compiler import HostTarget
 
-from planfreeze.compilers import CompiledProgram
+from planfreeze.compilers import CompiledProgram, check_no_paths
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
 from planfreeze.errors import CompileFailed, InvalidHostObject, UnnameableConstant, Unrecordable
@@ -17,6 +17,7 @@ from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, read_host_object
 from planfreeze.recorded.cute_calls import make_call, make_options
 from planfreeze.recorded.cute_function import CuteFunctionPayload
+from planfreeze.recorded.values import pairs
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
@@ -46,6 +47,8 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     if latched != target.arch:
         raise CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
     payload = CuteFunctionPayload.from_fields(dict(source.facts))
+    for name, value in pairs(payload.options):
+        check_no_paths(source.kernel, name, value)
     try:
         function, arguments, named = make_call(payload)
         compile_with = cute.compile[make_options(payload)] if payload.options else cute.compile

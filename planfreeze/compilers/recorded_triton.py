@@ -24,7 +24,7 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.build import _build
 from triton.runtime.cache import triton_key
 
-from planfreeze.compilers import CompiledProgram
+from planfreeze.compilers import CompiledProgram, check_no_paths
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
 from planfreeze.constants import thaw_constant, unwrap_kernel
@@ -67,6 +67,7 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     options = {name: thaw_constant(value) for name, value in pairs(facts["options"]) if name != "arch"}
     for name in FILE_OPTIONS & options.keys():
         raise CompileFailed(source.kernel, f"its option {name} names files, which are no part of a key")
+    check_no_paths(source.kernel, "ptx_options", options.get("ptx_options"))
     gpu = GPUTarget("cuda", target.sm, 32)
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, knobs.cache.scope():
         knobs.cache.dir = cache

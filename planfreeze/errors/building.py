@@ -6,6 +6,7 @@ __all__ = [
     "CompileFailed",
     "CompilerMissing",
     "InvalidCubin",
+    "KnobChanged",
     "SourceChanged",
     "SourceUnreadable",
     "ToolchainUnreadable",
@@ -71,6 +72,22 @@ class CompileFailed(PlanfreezeError):
 
     def __str__(self) -> str:
         return f"{self.program} did not compile: {self.reason}"
+
+
+class KnobChanged(PlanfreezeError):
+    """Something that a compiler is steered by was changed in a compile process."""
+
+    def __init__(self, program: str, knob: str, value: str) -> None:
+        super().__init__(program, knob, value)
+        self.program, self.knob, self.value = program, knob, value
+
+    def __str__(self) -> str:
+        return (
+            f"{self.program} was compiled while {self.knob} was {self.value}, set by a module that it imports or when "
+            f"Python started. No key holds that, and whatever this process compiles next would change with it. "
+            f"Leave {self.knob} alone when kernels are imported, declare what it does as a compile option, and run: "
+            f"planfreeze build"
+        )
 
 
 class WorkerDied(PlanfreezeError):
