@@ -11,6 +11,7 @@ from planfreeze.errors import UnnameableConstant
 from planfreeze.payload import Field
 
 __all__ = [
+    "check_unmarked",
     "constant_modules",
     "freeze_constant",
     "module_name",
@@ -49,6 +50,7 @@ def freeze_constant(name: str, value: object) -> Field:
     if type(value) in (int, bool, str):
         return value  # type: ignore[return-value]
     if type(value) is tuple:
+        check_unmarked(name, value)
         return tuple(freeze_constant(name, item) for item in value)
     if value is None:
         return (NONE,)
@@ -60,6 +62,18 @@ def freeze_constant(name: str, value: object) -> Field:
     if kind.__module__ == TRITON_DTYPE and kind.__name__ == "constexpr":
         return (CONSTEXPR, freeze_constant(name, value.value))  # type: ignore[attr-defined]
     return (OBJECT, name_object(name, value))
+
+
+def check_unmarked(name: str, value: tuple[object, ...]) -> None:
+    """Refuse a tuple that would be taken for the spelling of something else.
+
+    Raises
+    ------
+    UnnameableConstant
+        It begins with a text that begins with a zero character, as marks do.
+    """
+    if value and isinstance(value[0], str) and value[0].startswith("\0"):
+        raise UnnameableConstant(name, repr(value), "it begins as the spelling of another constant does")
 
 
 def thaw_constant(field: Field) -> Any:

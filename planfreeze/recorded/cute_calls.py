@@ -190,7 +190,7 @@ def check_call(call: BoundCall, payload: CuteFunctionPayload) -> None:
 def describe_options(compile_options: Any, environment: Any) -> tuple[Field, ...]:
     """Return the compile options that differ from the DSL's defaults, those of its environment included."""
     return effective_options(
-        tuple((kind, option.value) for kind, option in compile_options.options.items()),
+        tuple((kind, type(option.value), option.value) for kind, option in compile_options.options.items()),
         frozenset(compile_options._debug_selectors),
         tuple((name, getattr(environment, name)) for name in ENVIRONMENT_FACTS),
     )
@@ -198,12 +198,15 @@ def describe_options(compile_options: Any, environment: Any) -> tuple[Field, ...
 
 @functools.lru_cache(maxsize=256)
 def effective_options(
-    stated: tuple[tuple[Any, Any], ...], debugged: frozenset[str], environment: tuple[tuple[str, Any], ...]
+    stated: tuple[tuple[Any, type, Any], ...], debugged: frozenset[str], environment: tuple[tuple[str, Any], ...]
 ) -> tuple[Field, ...]:
-    """Return the options that the DSL makes of stated ones and its environment, but for its defaults."""
+    """Return the options that the DSL makes of stated ones and its environment, but for its defaults.
+
+    Types are stated because what is remembered for 1 would be found for ``True``.
+    """
     settings = SimpleNamespace(**dict(environment))
     effective = import_module("cutlass.base_dsl.compiler").CompileOptions()
-    for kind, value in stated:
+    for kind, _, value in stated:
         effective.options[kind].value = value
     effective.apply_envar_settings(settings, "")
     if debugged | effective._debug_selectors:

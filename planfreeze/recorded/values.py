@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 from planfreeze.constants import (
     OBJECT,
+    check_unmarked,
     constant_modules,
     find_object,
     follow,
@@ -94,6 +95,7 @@ def freeze_container(name: str, value: Any, inner: tuple[int, ...]) -> Field:
         )
     items = (freeze_value(f"{name}[{index}]", item, inner) for index, item in enumerate(value))
     if type(value) is tuple:
+        check_unmarked(name, value)
         return tuple(items)
     return (LIST, *items) if type(value) is list else (NAMED_TUPLE, name_object(name, type(value)), *items)
 
