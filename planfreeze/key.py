@@ -26,10 +26,13 @@ COMPILE_ENVIRONMENT: dict[str, dict[str, str]] = {
 }
 # What planfreeze itself does to a program's bytes and launch facts.
 DRIVERS = {
-    "triton": ("planfreeze.compilers.triton",),
+    "triton": ("planfreeze.compilers.triton", "planfreeze.compilers.triton_target"),
     "cute": ("planfreeze.compilers.cute", "planfreeze.compilers.launches"),
 }
-RECORDED_DRIVERS = {dialect: (f"planfreeze.compilers.recorded_{dialect}",) for dialect in DRIVERS}
+RECORDED_DRIVERS = {
+    "triton": ("planfreeze.compilers.recorded_triton", "planfreeze.compilers.triton_target"),
+    "cute": ("planfreeze.compilers.recorded_cute",),
+}
 COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
 
 

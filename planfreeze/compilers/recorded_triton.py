@@ -27,6 +27,7 @@ from triton.runtime.cache import triton_key
 from planfreeze.compilers import CompiledProgram, check_no_paths
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
+from planfreeze.compilers.triton_target import make_current
 from planfreeze.constants import thaw_constant, unwrap_kernel
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo, RecordedSource
@@ -69,6 +70,7 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
         raise CompileFailed(source.kernel, f"its option {name} names files, which are no part of a key")
     check_no_paths(source.kernel, "ptx_options", options.get("ptx_options"))
     gpu = GPUTarget("cuda", target.sm, 32)
+    make_current(gpu)
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, knobs.cache.scope():
         knobs.cache.dir = cache
         compiled = triton.compile(made, target=gpu, options=dict(options))

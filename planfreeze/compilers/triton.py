@@ -13,6 +13,7 @@ from triton.runtime.jit import JITFunction
 from planfreeze.compilers import CompiledProgram, check_no_paths, load_kernel
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
+from planfreeze.compilers.triton_target import make_current
 from planfreeze.constants import thaw_constant
 from planfreeze.dtypes import TRITON_TYPES
 from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
@@ -69,6 +70,7 @@ def compile_program(
     divisible = {a.name for a in arguments if a.is_pointer and a.alignment % 16 == 0} | set(source.divisible)
     attributes = {(i,): DIVISIBLE_BY_16 for i, name in enumerate(kernel.arg_names) if name in divisible}
     gpu = GPUTarget("cuda", target.sm, 32)
+    make_current(gpu)
     options = {name: thaw_constant(value) for name, value in source.options}
     check_options(source.kernel, options, make_backend(gpu).parse_options({}))
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, triton.knobs.cache.scope():

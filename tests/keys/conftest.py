@@ -56,20 +56,19 @@ class Compiles:
 
     folder: Path
 
-    def environment(self, **changes: str | None) -> dict[str, str]:
-        """The environment of a worker, with variables added, or taken away where they are None."""
+    def environment(self, arch: str = ARCH, **changes: str) -> dict[str, str]:
+        """The environment of a worker, with variables added."""
         scratch = self.folder / "scratch"
         (scratch / "dumps").mkdir(parents=True, exist_ok=True)
-        made = {**worker_environment(target(ARCH), str(scratch)), **changes}
-        return {name: value for name, value in made.items() if value is not None}
+        return {**worker_environment(target(arch), str(scratch)), **changes}
 
-    def run(self, *payloads: Payload, **changes: str | None) -> list[str]:
+    def run(self, *payloads: Payload, arch: str = ARCH, **changes: str) -> list[str]:
         """Compile; return the digests of the cubins."""
-        tasks = [make_task(payload) for payload in payloads]
-        sent = [[t.family, list(t.payload.to_fields().items()), ARCH, t.sources.modules] for t in tasks]
+        tasks = [make_task(payload, arch) for payload in payloads]
+        sent = [[t.family, list(t.payload.to_fields().items()), arch, t.sources.modules] for t in tasks]
         done = subprocess.run(
             [sys.executable, "-P", "-c", COMPILE],
-            env=self.environment(**changes),
+            env=self.environment(arch, **changes),
             cwd=self.folder,
             input=json.dumps(sent),
             capture_output=True,
