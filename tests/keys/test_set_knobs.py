@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from planfreeze.cache.digest import digest_of
-from planfreeze.compilers import knobs
 from planfreeze.errors import CompileFailed
 from planfreeze.target import target
 from planfreeze.workers import Worker
@@ -113,8 +112,11 @@ def test_knobs_that_keep_print_or_listen_are_a_modules_own_choice(bench, task):
     assert bench.compile(task(quiet)) == bench.compile(task(keeping))
 
 
-def test_a_start_up_file_of_python_that_sets_a_knob_is_found(compiles):
-    """Such a file runs before a worker looks at its environment: nothing but a worker's own knobs may be there."""
-    started = compiles.environment(PTXAS_OPTIONS="-O0")
-    assert list(knobs.find_changed(started, started)) == [("PTXAS_OPTIONS", "-O0")]
-    assert list(knobs.find_changed(compiles.environment(), compiles.environment())) == []
+def test_a_start_up_file_of_python_that_sets_a_knob_is_found(toys, task, tmp_path, monkeypatch):
+    """Such a file runs before a worker looks at its environment."""
+    (tmp_path / "sitecustomize.py").write_text("import os; os.environ['PTXAS_OPTIONS'] = '--opt-level 0'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Worker(target("sm_90a")) as started:
+        for _ in range(2):
+            with pytest.raises(CompileFailed, match=r"PTXAS_OPTIONS was --opt-level 0, set by .* when Python started"):
+                started.compile(task(toys.families.AddPayload(block=64)))
