@@ -50,7 +50,8 @@ def freeze_constant(name: str, value: object) -> Field:
     if type(value) in (int, bool, str):
         return value  # type: ignore[return-value]
     if type(value) is tuple:
-        check_unmarked(name, value)
+        if value[:1] not in ((OBJECT,), (DTYPE,)):  # objects and types that are declared by their names come spelled
+            check_unmarked(name, value)
         return tuple(freeze_constant(name, item) for item in value)
     if value is None:
         return (NONE,)

@@ -86,9 +86,7 @@ def test_no_order_of_seeing_equal_values_changes_a_key():
             assert encode([("value", freeze_constant("value", value))], []) == alone[spell(value)]
 
 
-@pytest.mark.parametrize(
-    "value", [("\0none",), ("\0float", "0x1p+0"), (1, ("\0object", "os:system")), ("\0",)], ids=repr
-)
+@pytest.mark.parametrize("value", [("\0none",), ("\0float", "0x1p+0"), (1, ("\0constexpr", 1)), ("\0",)], ids=repr)
 def test_a_tuple_that_begins_as_a_spelling_does_is_refused_by_name(value):
     for freeze_it in (freeze_constant, freeze_value):
         with pytest.raises(UnnameableConstant, match=r"weights.* begins as the spelling of another constant"):
