@@ -85,8 +85,23 @@ class Walk:
         for variable, cell in free.items():
             if variable != "__class__" and cell.cell_contents is not wrapped:
                 self._refuse(f"{variable} in {name}", "a closure captured it, and what a factory was given has no name")
+        self._compare_defaults(function, node)
         for use in uses_of(node):
             self._visit_use(function, use)
+
+    def _compare_defaults(self, function: FunctionType, node: ast.FunctionDef) -> None:
+        """Hold the defaults that a function has now against those of its text, where that says what they are."""
+        stated = default_expressions(node)
+        taken = default_values(function)
+        for name in dict.fromkeys((*stated, *taken)):
+            label = f"{name} in {function.__name__}"
+            if name not in stated or name not in taken:
+                self._refuse(label, "its default was set or removed since the function was defined")
+            try:
+                expected = self.text.default(home_of(function), function.__qualname__, stated[name])
+            except Unfollowable:
+                continue  # what its expression uses is followed like all that the function uses
+            self._compare(label, taken[name], expected)
 
     def _visit_class(self, found: type, name: str) -> None:
         for base in found.__mro__:
@@ -124,14 +139,20 @@ class Walk:
                 self._refuse(root, "it gives something else in every process")
             return  # a builtin, or a name that is never reached
         owner, name, value = module, root, function.__globals__[root]
-        if not isinstance(value, ModuleType):
-            self._check_value(owner, name, value, use)
-            return
         while isinstance(value, ModuleType) and attributes:
             owner, name = value.__name__, attributes.pop(0)
             value = getattr(value, name, MISSING)
-        if not isinstance(value, ModuleType) and value is not MISSING:
-            self._check_value(owner, name, value, use)
+        if isinstance(value, ModuleType) or value is MISSING:
+            return
+        self._check_value(owner, name, value, use)
+        if attributes and owner in self.text.digests and function_below(value) is not None:
+            self._check_attribute(getattr(value, attributes[0], MISSING), ".".join(use.names))
+
+    def _check_attribute(self, value: Any, label: str) -> None:
+        """Follow what a function has as an attribute: a method of its compiler's, or something that was put there."""
+        if value is not MISSING and not callable(value):
+            self._refuse(label, f"it is {value!r}, an attribute of a function, and no text says what those are")
+        self.visit(value, label)
 
     def _check_value(self, owner: str, name: str, value: Any, use: Use) -> None:
         label = ".".join(use.names)
@@ -195,6 +216,21 @@ def function_below(value: Any) -> FunctionType | None:
     if type(value).__module__ == "functools" and hasattr(value, "__wrapped__"):
         return function_below(value.__wrapped__)
     return None
+
+
+def default_expressions(node: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Return the default of each parameter that has one, as text."""
+    positional = (*node.args.posonlyargs, *node.args.args)
+    pairs = [*zip(reversed(positional), reversed(node.args.defaults), strict=False)]
+    pairs += [(found, value) for found, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value]
+    return {found.arg: value for found, value in pairs}
+
+
+def default_values(function: FunctionType) -> dict[str, Any]:
+    """Return the default of each parameter that has one, as the function has it now."""
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    values = function.__defaults__ or ()
+    return dict(zip(reversed(names), reversed(values), strict=False)) | (function.__kwdefaults__ or {})
 
 
 def is_same(value: Any, expected: Any) -> bool:

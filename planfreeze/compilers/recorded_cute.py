@@ -12,6 +12,7 @@ from cutlass.base_dsl.compiler import HostTarget
 from planfreeze.compilers import CompiledProgram
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
+from planfreeze.compilers.dumps import check_libraries, clear_dump_folder
 from planfreeze.errors import CompileFailed, InvalidHostObject, UnnameableConstant, Unrecordable
 from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, read_host_object
@@ -37,8 +38,8 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     Raises
     ------
     CompileFailed
-        The function cannot be made again here, this process compiles for another architecture, or the host code
-        needs more from its callers than the DSL's runtime gives a loaded function.
+        The function cannot be made again here, this process compiles for another architecture, the function links a
+        library, or the host code needs more from its callers than the DSL's runtime gives a loaded function.
     UnkeyedCapture
         The function uses something that is not in its key.
     """
@@ -53,7 +54,9 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
         raise CompileFailed(source.kernel, str(error)) from error
     if not payload.closure:  # what a closure holds is in the payload
         check_captures(source.kernel, (function,), text)
+    dumps = clear_dump_folder(source.kernel)
     compiled = compile_with(function, *arguments, **named)
+    check_libraries(source.kernel, dumps)
     if compiled.total_added_arguments:
         raise CompileFailed(source.kernel, f"its callers pass {compiled.total_added_arguments} workspaces")
     # Code for the processor of this host would not run on an older one, nor be the same on another.

@@ -15,6 +15,7 @@ from planfreeze.constants import thaw_constant
 from planfreeze.dtypes import TRITON_TYPES
 from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
 from planfreeze.family import Argument, LaunchInfo, TritonSource
+from planfreeze.recorded.triton_kernel import FILE_OPTIONS
 from planfreeze.target import Target
 from planfreeze.tuning import find_hook
 
@@ -42,7 +43,7 @@ def compile_program(
     Raises
     ------
     CompileFailed
-        The kernel's parameters are not the family's arguments, or it needs scratch memory.
+        The kernel's parameters are not the family's arguments, an option names files, or it needs scratch memory.
     UnfreezableKernel, ContradictoryMarking, UnkeyedCapture
         Its decorators do something around a launch; it is marked in another way than its family says; it uses
         something that is not in its key.
@@ -59,6 +60,8 @@ def compile_program(
     divisible = {a.name for a in arguments if a.is_pointer and a.alignment % 16 == 0} | set(source.divisible)
     attributes = {(i,): DIVISIBLE_BY_16 for i, name in enumerate(kernel.arg_names) if name in divisible}
     options = {name: thaw_constant(value) for name, value in source.options}
+    for name in sorted(FILE_OPTIONS & options.keys()):
+        raise CompileFailed(source.kernel, f"its option {name} names files, which are no part of a key")
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
         compiled = triton.compile(
