@@ -135,7 +135,7 @@ class KeyedText:
         for starred in scope.get("*", ()):
             if starred in self.digests and name in self._scope(starred):
                 return self.value(starred, name)
-        raise Unfollowable(f"no statement at the top level of {module} assigns it")
+        raise Unfollowable(f"no statement at the top level of {module} assigns {name}")
 
     def _resolve(self, module: str, name: str, bound: Any, scope: Scope | None = None) -> Any:
         """Return what a binding gives; the names of ``scope``, that of a class body, are nearer than the module's."""
