@@ -7,6 +7,7 @@ import msgpack
 
 from planfreeze.constants import constant_modules
 from planfreeze.dtypes import TRITON_TYPES
+from planfreeze.errors import InvalidPayload, UnnameableConstant
 from planfreeze.family import CuteSource, Definition, Family, RecordedSource, TritonSource
 from planfreeze.payload import Payload, check_field
 from planfreeze.record import RECORD_FORMAT
@@ -109,16 +110,19 @@ def check_fields(source: TritonSource | CuteSource | RecordedSource) -> None:
 
     Raises
     ------
-    InvalidPayload
+    UnnameableConstant
         One is an object, an enumeration's member, a float; names it with its type.
     """
-    stated: dict[str, object] = {}
+    stated: list[tuple[str, object]] = []
     if isinstance(source, TritonSource):
-        stated = {"num_warps": source.num_warps, "num_stages": source.num_stages, **dict(source.options)}
+        stated += [("num_warps", source.num_warps), ("num_stages", source.num_stages), *source.options]
     if isinstance(source, (TritonSource, CuteSource)):
-        stated |= dict(source.constants)
-    for name, value in stated.items():
-        check_field(source.kernel, name, value)
+        stated += source.constants
+    for name, value in stated:
+        try:
+            check_field(source.kernel, name, value)
+        except InvalidPayload as error:
+            raise UnnameableConstant(f"{name} of {source.kernel}", repr(value), error.reason) from error
 
 
 def dialect_of(definition: Definition) -> str:
