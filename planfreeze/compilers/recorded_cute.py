@@ -18,6 +18,7 @@ from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, read_host_object
 from planfreeze.recorded.cute_calls import make_call, make_options
 from planfreeze.recorded.cute_function import CuteFunctionPayload
+from planfreeze.recorded.values import unwrap
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
@@ -52,8 +53,8 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
         compile_with = cute.compile[make_options(payload)] if payload.options else cute.compile
     except (UnnameableConstant, Unrecordable) as error:
         raise CompileFailed(source.kernel, str(error)) from error
-    if not payload.closure:  # what a closure holds is in the payload
-        check_captures(source.kernel, (function,), text)
+    passed = (unwrap(value) for value in (*arguments, *named.values()) if inspect.isfunction(value))
+    check_captures(source.kernel, (function, *passed), text, are_cells_keyed=True)
     dumps = clear_dump_folder(source.kernel)
     compiled = compile_with(function, *arguments, **named)
     check_libraries(source.kernel, dumps)
