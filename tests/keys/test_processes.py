@@ -2,7 +2,9 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +14,6 @@ from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
 from planfreeze.compilers import CompiledProgram
 from planfreeze.keyed import key_plan
-from planfreeze.workers import Task
 
 PROCESSES = 20
 ORDERS = 30
@@ -101,30 +102,27 @@ def test_bytes_do_not_depend_on_the_order_of_a_build(toys: Any, toolchains: Path
     assert all(other == first for other in others)
 
 
+def load_stub_compiler() -> ModuleType:
+    """Load the compile process that compiles nothing: the tools are no package."""
+    spec = spec_from_file_location("stub_compiler", Path(__file__).parents[2] / "tools" / "stub_compiler.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_entries_do_not_depend_on_the_order_of_a_build(
     toys: Any, toolchains: Path, tmp_path: Path, built: Any, six: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bases = {
-        outcome.record.family: (built.store.get_blob(outcome.record.blob), outcome.record.launch)
+        outcome.record.family: CompiledProgram(
+            cubin=built.store.get_blob(outcome.record.blob), launch=outcome.record.launch
+        )
         for outcome in built.report.outcomes
     }
     compiled: list[str] = []
-
-    class Stub:
-        """Stands in for a compile process: the program of a family, stamped with its payload."""
-
-        def __init__(self, target: object) -> None:
-            self.target = target
-
-        def compile(self, task: Task) -> CompiledProgram:
-            compiled.append(task.payload.digest)
-            cubin, launch = bases[task.family]
-            return CompiledProgram(cubin=cubin + task.payload.encode(), launch=launch)
-
-        def close(self) -> None:
-            """Do nothing: there is no process."""
-
-    monkeypatch.setattr(slots, "Worker", Stub)
+    worker = load_stub_compiler().stub_worker(bases, lambda task: compiled.append(task.payload.digest))
+    monkeypatch.setattr(slots, "Worker", worker)
     entries, orders = [], []
     for number in range(ORDERS):
         order = shuffled(six, number)
