@@ -145,7 +145,8 @@ def name_object(name: str, value: object) -> str:
         if qualname is None and repr(value).startswith("torch."):  # torch names its dtypes by their repr alone
             module, qualname = "torch", repr(value).removeprefix("torch.")
     if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
-        raise UnnameableConstant(name, repr(value), "it is no named object of a module")
+        kind = type(value).__qualname__
+        raise UnnameableConstant(name, repr(value), f"it is no named object of a module, but of type {kind}")
     loaded = sys.modules.get(module)
     if loaded is None or follow(loaded, qualname) is not value:
         raise UnnameableConstant(name, repr(value), f"{module} has something else under the name {qualname}")

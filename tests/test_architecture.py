@@ -60,6 +60,7 @@ ENVIRONMENT_READERS = {
     "planfreeze.runs.guarded",  # makes the environment of a guarded or served command
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
+    "planfreeze.compilers.dumps",  # the same of its folder of dumps
     "planfreeze.guard.children",  # announces armed guards to children, and takes that back
     "planfreeze.processes",  # makes the environment of the process that builds
     "planfreeze.compilers.recorded_cute",  # the same

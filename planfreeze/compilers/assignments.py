@@ -6,7 +6,6 @@ import functools
 import hashlib
 import math
 import operator
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,11 +20,12 @@ __all__ = ["KeyedText", "Reference", "is_pure", "is_trusted", "keyed_text", "unw
 
 TRUSTED = ("triton", "cutlass", "planfreeze")
 """Packages whose content the key's toolchain covers, and planfreeze itself, which makes no code."""
-# Modules of the standard library whose values differ from one process to the next.
-IMPURE = frozenset(
-    {"os", "posix", "sys", "io", "pathlib", "tempfile", "shutil", "glob", "subprocess", "signal", "gc", "builtins"}
-    | {"time", "datetime", "random", "secrets", "uuid", "platform", "socket", "select", "locale", "getpass"}
-    | {"threading", "multiprocessing", "urllib", "http", "importlib"}
+# Modules of the standard library that give the same in every process, and read no file, clock or setting.
+PURE = frozenset(
+    {"abc", "array", "ast", "base64", "binascii", "bisect", "cmath", "collections", "colorsys", "contextlib", "copy"}
+    | {"dataclasses", "decimal", "enum", "fractions", "functools", "graphlib", "hashlib", "heapq", "itertools", "json"}
+    | {"keyword", "math", "numbers", "operator", "re", "reprlib", "statistics", "string", "struct", "textwrap", "token"}
+    | {"types", "typing", "unicodedata", "warnings", "zlib"}
 )
 PURE_CALLS = frozenset({abs, bool, divmod, float, frozenset, int, len, max, min, pow, range, round, str, sum, tuple})
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
@@ -98,12 +98,29 @@ class KeyedText:
         Unfollowable
             The class, or its text, does not say.
         """
+        scope = self._class_scope(module, class_name)
+        return self._resolve(module, name, scope.get(name), scope)
+
+    def default(self, module: str, qualname: str, expression: ast.expr) -> Any:
+        """Return what the default of a parameter is, of a function of a module or of a class of its top level.
+
+        Raises
+        ------
+        Unfollowable
+            The text does not say, or the function is inside another one.
+        """
+        owner = qualname.rpartition(".")[0]
+        if not owner:
+            return self._evaluate(module, expression)
+        return self._evaluate(module, expression, self._class_scope(module, owner))
+
+    def _class_scope(self, module: str, class_name: str) -> Scope:
         found = self._scope(module).get(class_name)
         if not isinstance(found, ast.ClassDef):
             raise Unfollowable(f"{class_name} of {module} is no class that is defined once, at the top level")
         scope: Scope = {}
         bind(module, found.body, scope, lambda test: self._evaluate(module, test))
-        return self._resolve(module, name, scope.get(name), scope)
+        return scope
 
     def _scope(self, module: str) -> Scope:
         if module not in self._scopes:
@@ -118,7 +135,7 @@ class KeyedText:
         for starred in scope.get("*", ()):
             if starred in self.digests and name in self._scope(starred):
                 return self.value(starred, name)
-        raise Unfollowable(f"no statement at the top level of {module} assigns it")
+        raise Unfollowable(f"no statement at the top level of {module} assigns {name}")
 
     def _resolve(self, module: str, name: str, bound: Any, scope: Scope | None = None) -> Any:
         """Return what a binding gives; the names of ``scope``, that of a class body, are nearer than the module's."""
@@ -247,5 +264,4 @@ def is_trusted(module: str) -> bool:
 
 def is_pure(module: str) -> bool:
     """Tell whether a module is one of the standard library that gives the same values in every process."""
-    top = module.partition(".")[0]
-    return top in sys.stdlib_module_names and top not in IMPURE
+    return module.partition(".")[0] in PURE

@@ -53,7 +53,8 @@ def compile_program(
     Raises
     ------
     CompileFailed
-        The kernel's parameters are not the family's arguments, or it needs scratch memory.
+        The kernel's parameters are not the family's arguments, an option is not one to declare, or it
+        needs scratch memory.
     UnfreezableKernel, ContradictoryMarking, UnkeyedCapture
         Its decorators do something around a launch; it is marked in another way than its family says; it uses
         something that is not in its key.

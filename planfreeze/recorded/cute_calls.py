@@ -23,6 +23,7 @@ __all__ = [
     "bind_call",
     "check_call",
     "describe_call",
+    "functions_of",
     "is_tracing",
     "make_call",
     "make_options",
@@ -118,6 +119,12 @@ def bind_call(body: Any, arguments: tuple[Any, ...], options: Mapping[str, Any])
         ),
         bound=bound,
     )
+
+
+def functions_of(call: BoundCall) -> tuple[Any, ...]:
+    """Return the function of a call, and the functions among its arguments."""
+    passed = (value for _, value, _ in call.arguments if inspect.isfunction(value))
+    return (call.body, *(unwrap(function) for function in passed))
 
 
 @functools.lru_cache(maxsize=4096)
