@@ -1,5 +1,7 @@
 """Errors of building: sources, compilers, compile processes, cubins."""
 
+import signal
+
 from planfreeze.errors.base import PlanfreezeError
 
 __all__ = [
@@ -74,18 +76,33 @@ class CompileFailed(PlanfreezeError):
 
 
 class WorkerDied(PlanfreezeError):
-    """A compile process ended in the middle of a program."""
+    """A compile process ended in the middle of a program, or was ended because it took too long."""
 
-    def __init__(self, program: str, status: int, log: str) -> None:
-        super().__init__(program, status, log)
-        self.program, self.status, self.log = program, status, log
+    def __init__(self, program: str, status: int, log: str, timeout_s: float | None = None) -> None:
+        super().__init__(program, status, log, timeout_s)
+        self.program, self.status, self.log, self.timeout_s = program, status, log, timeout_s
+
+    @property
+    def is_worth_another_try(self) -> bool:
+        """Whether a signal ended it that may have had to do with the moment, such as a lack of memory."""
+        return self.status < 0 and self.timeout_s is None
 
     def __str__(self) -> str:
-        cause = f"signal {-self.status}" if self.status < 0 else f"status {self.status}"
+        cause = f"ended with {name_status(self.status)}"
+        if self.timeout_s is not None:
+            cause = f"was ended after {self.timeout_s:.0f} s"
         return (
-            f"the compile process of {self.program} ended with {cause}. Its program was not made; the others go on. "
+            f"the compile process of {self.program} {cause}. Its program was not made; the others go on. "
             f"Run the build again with --jobs 1 if memory is short.{self.log}"
         )
+
+
+def name_status(status: int) -> str:
+    """Return how a process ended: its status, or number and name of the signal."""
+    if status >= 0:
+        return f"status {status}"
+    names = {member.value: member.name for member in signal.Signals}
+    return f"signal {-status}" + (f" ({names[-status]})" if -status in names else "")
 
 
 class InvalidCubin(PlanfreezeError, ValueError):
