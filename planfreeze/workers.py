@@ -77,6 +77,11 @@ class Worker:
             process_group=0,  # an interrupt at the terminal is the parent's to handle
         )
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def __enter__(self) -> Self:
         return self
 

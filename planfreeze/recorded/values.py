@@ -27,6 +27,7 @@ __all__ = [
     "field_modules",
     "freeze_function",
     "freeze_value",
+    "inner_codes",
     "is_numeric",
     "pairs",
     "thaw_value",
@@ -245,6 +246,7 @@ def codes_by_name(text: str, path: str) -> dict[str, list[CodeType]]:
 
 
 def inner_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of all functions and classes inside code."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
