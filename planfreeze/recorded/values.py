@@ -14,8 +14,8 @@ from planfreeze.constants import (
     find_object,
     follow,
     freeze_constant,
-    module_name,
     name_object,
+    place_object,
     thaw_constant,
 )
 from planfreeze.errors import UnnameableConstant
@@ -158,7 +158,7 @@ def freeze_function(name: str, function: Any, above: tuple[int, ...] = ()) -> Fi
     module = sys.modules.get(getattr(body, "__module__", None) or "")
     if module is None:
         raise UnnameableConstant(name, repr(function), "it is in no module that is loaded")
-    reference = f"{module_name(module)}:{body.__qualname__}"
+    reference = place_object(name, module, body.__qualname__)
     if unwrap(follow(module, body.__qualname__)) is body:
         return (OBJECT, reference)
     if "<locals>" not in body.__qualname__ or "<lambda>" in body.__qualname__:
