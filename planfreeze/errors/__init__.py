@@ -23,6 +23,7 @@ from planfreeze.errors.base import (
 from planfreeze.errors.building import (
     CompileFailed,
     CompilerMissing,
+    DriverRefused,
     InvalidCubin,
     SourceChanged,
     SourceUnreadable,
@@ -185,6 +186,7 @@ __all__ = [
     "DamagedShard",
     "DamagedStore",
     "DeviceMissing",
+    "DriverRefused",
     "DuplicateFamily",
     "EmptyPlan",
     "ExpertsDiffer",

@@ -7,6 +7,7 @@ from planfreeze.errors.base import PlanfreezeError
 __all__ = [
     "CompileFailed",
     "CompilerMissing",
+    "DriverRefused",
     "InvalidCubin",
     "SourceChanged",
     "SourceUnreadable",
@@ -131,7 +132,7 @@ class UnexpectedCubin(PlanfreezeError):
         self.program, self.reason = program, reason
 
     def __str__(self) -> str:
-        return f"{self.program}: {self.reason}. Launching it would pass wrong parameters. Run: planfreeze build"
+        return f"{self.program}: {self.reason}. Launching it would fail, or pass wrong values. Run: planfreeze build"
 
 
 class WrongArch(PlanfreezeError):
@@ -147,6 +148,24 @@ class WrongArch(PlanfreezeError):
         return (
             f"{self.program} is made for {self.found}, not for {self.expected}. The driver would refuse it at the "
             f"first launch. Build the plan again: it compiles the program for {self.expected} and puts this one aside"
+        )
+
+
+class DriverRefused(PlanfreezeError):
+    """The driver cannot read a cubin: it is older than what made the cubin."""
+
+    exit_code = 6
+
+    def __init__(self, program: str, status: str, tools: str | None, supported: str) -> None:
+        super().__init__(program, status, tools, supported)
+        self.program, self.status, self.tools, self.supported = program, status, tools, supported
+
+    def __str__(self) -> str:
+        made_by = f"CUDA {self.tools}" if self.tools else "a CUDA that it does not name"
+        return (
+            f"the driver does not load {self.program}: {self.status}. Its cubin was made by tools of {made_by}, and "
+            f"the driver here supports CUDA {self.supported}: it reads none of a later CUDA than it knows. Install a "
+            f"newer driver, after which the same store serves, or build the plan with compilers of an older CUDA"
         )
 
 
