@@ -206,3 +206,27 @@ def test_a_constant_of_a_notebook_is_refused_by_name_too() -> None:
         for freeze in (freeze_constant, freeze_value):
             with pytest.raises(UnnameableConstant, match=r"F = .*: it was made in a notebook or session"):
                 freeze("F", vars(session)["double"])
+
+
+DECLARED_IN_A_NOTEBOOK = """
+from pathlib import Path
+from planfreeze.declarations import integer, tensor, triton_family
+from planfreeze.keyed import key_plan
+from planfreeze.plans import plan_families
+from planfreeze.target import target
+
+@triton_family(kernel="triton_plain:kernel", arguments=(tensor("x", "f32"), integer("n", 2, 3)))
+def declared_in_a_cell(scalars, constants):
+    return (1,)
+
+plan = plan_families([declared_in_a_cell], ["declared_in_a_cell"], target=target("sm_90a"))
+for program in key_plan(plan, Path("toolchains")):
+    print(program.name, type(program).__name__, program.reason)
+"""
+
+
+def test_a_family_that_a_notebook_declares_is_refused_by_name(folder: Path) -> None:
+    done = run(folder, "-c", DECLARED_IN_A_NOTEBOOK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("declared_in_a_cell(") and "UnkeyedProgram" in done.stdout
+    assert "module __main__ has no Python source file here" in done.stdout
