@@ -16,6 +16,7 @@ __all__ = [
     "freeze_constant",
     "module_name",
     "name_object",
+    "place_object",
     "spell_constant",
     "spell_field",
     "thaw_constant",
@@ -150,15 +151,29 @@ def name_object(name: str, value: object) -> str:
     loaded = sys.modules.get(module)
     if loaded is None or follow(loaded, qualname) is not value:
         raise UnnameableConstant(name, repr(value), f"{module} has something else under the name {qualname}")
-    return f"{module_name(loaded)}:{qualname}"
+    return place_object(name, loaded, qualname)
+
+
+def place_object(name: str, module: ModuleType, qualname: str) -> str:
+    """Return ``module:qualname`` as another process finds it.
+
+    Raises
+    ------
+    UnnameableConstant
+        The module is a notebook, an interactive session or a command's text: no other process can import it.
+    """
+    imported = module_name(module)
+    if imported == "__main__":
+        raise UnnameableConstant(name, qualname, "it was made in a notebook or session, and no file has its text")
+    return f"{imported}:{qualname}"
 
 
 def module_name(module: ModuleType) -> str:
-    """Return the name another process imports a module by; a script's is that of its file."""
+    """Return the name another process imports a module by; a script's is that of its file, a notebook has none."""
     if module.__name__ != "__main__":
         return module.__name__
     spec = getattr(module, "__spec__", None)
-    return spec.name if spec is not None else PurePath(module.__file__ or "__main__").stem
+    return spec.name if spec is not None else PurePath(getattr(module, "__file__", None) or "__main__").stem
 
 
 def find_object(reference: str) -> Any:

@@ -80,6 +80,11 @@ class Worker:
             process_group=0,  # an interrupt at the terminal is the parent's to handle
         )
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def __enter__(self) -> Self:
         return self
 
@@ -100,14 +105,21 @@ class Worker:
         self._log.seek(0, os.SEEK_END)
         started_at = self._log.tell()
         fields = list(task.payload.to_fields().items())
-        timer = threading.Timer(COMPILE_TIMEOUT_S, self.kill)
+        is_late = threading.Event()
+
+        def end_late() -> None:
+            is_late.set()
+            self.kill()
+
+        timer = threading.Timer(COMPILE_TIMEOUT_S, end_late)
         timer.start()
         try:
             send(self._process.stdin, [task.family, fields, task.target.arch, task.sources.modules])
             outcome = receive(self._process.stdout)
         except (BrokenPipeError, EOFError):
             self._process.kill()  # it may live on without its streams
-            raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at)) from None
+            timeout_s = COMPILE_TIMEOUT_S if is_late.is_set() else None
+            raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at), timeout_s) from None
         finally:
             timer.cancel()
         if outcome[0] == "failed":

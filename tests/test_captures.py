@@ -211,6 +211,18 @@ def test_a_kernel_made_by_exec_is_refused(check: Any) -> None:
         check(text)
 
 
+def test_a_cute_kernel_that_exec_put_in_the_place_of_the_one_in_the_text_is_refused(check: Any) -> None:
+    text = (
+        "import cutlass.cute as cute\n@cute.jit\ndef kernel(n: int):\n    cute.printf('one')\n"
+        "import linecache\n"
+        "TEXT = '\\n@cute.jit\\ndef kernel(n: int):\\n    cute.printf(\"two\")\\n'\n"
+        "linecache.cache['<made>'] = (len(TEXT), None, TEXT.splitlines(True), '<made>')\n"
+        "exec(compile(TEXT, '<made>', 'exec'))\n"
+    )
+    with pytest.raises(UnkeyedCapture, match="it was made by exec"):
+        check(text)
+
+
 def test_names_that_are_local_hide_globals_and_names_of_inner_scopes_do_not(check: Any) -> None:
     unkeyed = "import os\nn = FACTOR = os.sep\n"
     check(TRITON + unkeyed + "@triton.jit\ndef kernel(out, n):\n    FACTOR = n\n    tl.store(out, FACTOR)\n")

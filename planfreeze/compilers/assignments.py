@@ -9,11 +9,13 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from types import CodeType
 from typing import Any
 
 from planfreeze.compilers.bindings import Imported, Scope, Unfollowable, bind, bind_module
 from planfreeze.errors import SourceChanged
 from planfreeze.module_files import find_source
+from planfreeze.recorded.values import inner_codes
 from planfreeze.sources import KERNELS_SCOPE, Sources, is_within
 
 __all__ = ["KeyedText", "Reference", "is_pure", "is_trusted", "keyed_text", "unwrap_constexpr"]
@@ -54,6 +56,7 @@ class KeyedText:
     def __init__(self, sources: Sources) -> None:
         self.digests = dict(sources.modules)
         self._trees: dict[str, ast.Module] = {}
+        self._codes: dict[str, frozenset[CodeType]] = {}
         self._scopes: dict[str, Scope] = {}
         self._values: dict[tuple[str, str], Any] = {}
 
@@ -62,6 +65,13 @@ class KeyedText:
         if module not in self._trees:
             self._trees[module] = self._parse(module)
         return self._trees[module]
+
+    def has_code(self, module: str, code: CodeType) -> bool:
+        """Tell whether a function's code is what the text of a module compiles to, wherever it was compiled."""
+        if module not in self._codes:
+            whole = compile(self.tree(module), module, "exec", dont_inherit=True)
+            self._codes[module] = frozenset(inner_codes(whole))
+        return code in self._codes[module]
 
     def _parse(self, module: str) -> ast.Module:
         path = find_source(module)

@@ -251,7 +251,7 @@ class Walk:
         for node in ast.walk(self.text.tree(module)):
             if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
                 first = min((node.lineno, *(decorator.lineno for decorator in node.decorator_list)))
-                if first == code.co_firstlineno:
+                if first == code.co_firstlineno and self.text.has_code(module, code):
                     return node
         self._refuse(name, f"its text is not in {module}: it was made by exec, or by a decorator")
 

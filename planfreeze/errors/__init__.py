@@ -23,6 +23,7 @@ from planfreeze.errors.base import (
 from planfreeze.errors.building import (
     CompileFailed,
     CompilerMissing,
+    DriverRefused,
     InvalidCubin,
     KnobChanged,
     SourceChanged,
@@ -186,6 +187,7 @@ __all__ = [
     "DamagedShard",
     "DamagedStore",
     "DeviceMissing",
+    "DriverRefused",
     "DuplicateFamily",
     "EmptyPlan",
     "ExpertsDiffer",

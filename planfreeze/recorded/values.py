@@ -15,8 +15,8 @@ from planfreeze.constants import (
     find_object,
     follow,
     freeze_constant,
-    module_name,
     name_object,
+    place_object,
     thaw_constant,
 )
 from planfreeze.errors import UnnameableConstant
@@ -28,6 +28,7 @@ __all__ = [
     "field_modules",
     "freeze_function",
     "freeze_value",
+    "inner_codes",
     "is_numeric",
     "pairs",
     "thaw_value",
@@ -159,7 +160,7 @@ def freeze_function(name: str, function: Any, above: tuple[int, ...] = ()) -> Fi
     module = sys.modules.get(getattr(body, "__module__", None) or "")
     if module is None:
         raise UnnameableConstant(name, repr(function), "it is in no module that is loaded")
-    reference = f"{module_name(module)}:{body.__qualname__}"
+    reference = place_object(name, module, body.__qualname__)
     if unwrap(follow(module, body.__qualname__)) is body:
         return (OBJECT, reference)
     if "<locals>" not in body.__qualname__ or "<lambda>" in body.__qualname__:
@@ -247,6 +248,7 @@ def codes_by_name(text: str, path: str) -> dict[str, list[CodeType]]:
 
 
 def inner_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of all functions and classes inside code."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
