@@ -266,11 +266,16 @@ def public_definitions(name: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def public_names(name: str) -> list[str]:
-    """The names of a module's __all__."""
+    """The names of a module's __all__; ``*part.__all__`` stands for those of a module of a package."""
+    names = []
     for node in parse(name).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
-            return [ast.literal_eval(item) for item in node.value.elts if not isinstance(item, ast.Starred)]
-    return []
+            for item in node.value.elts:
+                if isinstance(item, ast.Starred):
+                    names += public_names(f"{name}.{ast.unparse(item.value).removesuffix('.__all__')}")
+                else:
+                    names.append(ast.literal_eval(item))
+    return names
 
 
 def test_every_module_is_documented():
