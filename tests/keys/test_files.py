@@ -33,19 +33,13 @@ FAMILIES = """
     class ReadingPayload(Payload):
         family_name: ClassVar[str] = "NAME_reading"
         kernel: str
-        option: str = ""
-        file: str = ""
 
     @family(ReadingPayload, version=1)
     def reading(payload, target):
-        named = payload.file if payload.option == "ir_override" else (("sines", payload.file),)
-        options = ((payload.option, named),) if payload.option else ()
         if payload.kernel == "cute":
             source = CuteSource(kernel="NAME.cute:Sine", constants=(), launch=LaunchInfo(block=(32, 1, 1)))
         else:
-            source = TritonSource(
-                kernel=f"NAME.{payload.kernel}:kernel", constants=(("amount", AMOUNT),), options=options
-            )
+            source = TritonSource(kernel=f"NAME.{payload.kernel}:kernel", constants=(("amount", AMOUNT),))
         return Definition(
             arguments=(pointer("out", "f32", lambda scalars: 1), scalar("count")),
             source=source,
@@ -132,13 +126,6 @@ def test_assembly_that_is_stated_is_in_the_key_and_assembly_that_was_read_is_ref
     assert key(package, toolchains, kernel="stated").key.digest != stated.key.digest
     with pytest.raises(CompileFailed, match=r"uses ASSEMBLY: .*Path comes from pathlib, which is not in the key"):
         compile_program(key(package, toolchains, kernel="read"))
-
-
-@pytest.mark.parametrize("option", ["extern_libs", "ir_override"])
-def test_an_option_that_names_a_file_is_refused(package: Path, toolchains: Path, option: str) -> None:
-    program = key(package, toolchains, kernel="stated", option=option, file=str(libdevice()))
-    with pytest.raises(CompileFailed, match=f"its option {option} names files, which are no part of a key"):
-        compile_program(program)
 
 
 def test_bitcode_that_a_cute_kernel_links_is_refused_by_its_path(package: Path, toolchains: Path) -> None:
