@@ -142,7 +142,10 @@ def test_a_driver_that_is_too_old_is_refused_at_opening_with_both_versions(
     with pytest.raises(DriverRefused, match=refusal) as raised:
         Program(first, fake_device(target(arch).capability, FakeDriver(refusal, version)))
     assert f"supports CUDA {version // 1000}.{version % 1000 // 10}:" in str(raised.value)
-    assert raised.value.tools is not None and f"made by tools of CUDA {raised.value.tools}," in str(raised.value)
+    tools = raised.value.tools
+    assert tools is not None or arch == "sm_90a", "the assembler of Triton 3.6 names itself in no cubin for sm_90a"
+    made_by = "a CUDA that it does not name" if tools is None else f"CUDA {tools}"
+    assert f"made by tools of {made_by}," in str(raised.value)
     assert raised.value.exit_code == 6
     # The store does not depend on the driver: after an upgrade it serves as it is.
     for program in (first, second):
