@@ -11,10 +11,12 @@ from planfreeze.errors import UnnameableConstant
 from planfreeze.payload import Field
 
 __all__ = [
+    "check_unmarked",
     "constant_modules",
     "freeze_constant",
     "module_name",
     "name_object",
+    "place_object",
     "spell_constant",
     "spell_field",
     "thaw_constant",
@@ -49,6 +51,8 @@ def freeze_constant(name: str, value: object) -> Field:
     if type(value) in (int, bool, str):
         return value  # type: ignore[return-value]
     if type(value) is tuple:
+        if value[:1] not in ((OBJECT,), (DTYPE,)):  # objects and types that are declared by their names come spelled
+            check_unmarked(name, value)
         return tuple(freeze_constant(name, item) for item in value)
     if value is None:
         return (NONE,)
@@ -60,6 +64,18 @@ def freeze_constant(name: str, value: object) -> Field:
     if kind.__module__ == TRITON_DTYPE and kind.__name__ == "constexpr":
         return (CONSTEXPR, freeze_constant(name, value.value))  # type: ignore[attr-defined]
     return (OBJECT, name_object(name, value))
+
+
+def check_unmarked(name: str, value: tuple[object, ...]) -> None:
+    """Refuse a tuple that would be taken for the spelling of something else.
+
+    Raises
+    ------
+    UnnameableConstant
+        It begins with a text that begins with a zero character, as marks do.
+    """
+    if value and isinstance(value[0], str) and value[0].startswith("\0"):
+        raise UnnameableConstant(name, repr(value), "it begins as the spelling of another constant does")
 
 
 def thaw_constant(field: Field) -> Any:
@@ -130,19 +146,34 @@ def name_object(name: str, value: object) -> str:
         if qualname is None and repr(value).startswith("torch."):  # torch names its dtypes by their repr alone
             module, qualname = "torch", repr(value).removeprefix("torch.")
     if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
-        raise UnnameableConstant(name, repr(value), "it is no named object of a module")
+        kind = type(value).__qualname__
+        raise UnnameableConstant(name, repr(value), f"it is no named object of a module, but of type {kind}")
     loaded = sys.modules.get(module)
     if loaded is None or follow(loaded, qualname) is not value:
         raise UnnameableConstant(name, repr(value), f"{module} has something else under the name {qualname}")
-    return f"{module_name(loaded)}:{qualname}"
+    return place_object(name, loaded, qualname)
+
+
+def place_object(name: str, module: ModuleType, qualname: str) -> str:
+    """Return ``module:qualname`` as another process finds it.
+
+    Raises
+    ------
+    UnnameableConstant
+        The module is a notebook, an interactive session or a command's text: no other process can import it.
+    """
+    imported = module_name(module)
+    if imported == "__main__":
+        raise UnnameableConstant(name, qualname, "it was made in a notebook or session, and no file has its text")
+    return f"{imported}:{qualname}"
 
 
 def module_name(module: ModuleType) -> str:
-    """Return the name another process imports a module by; a script's is that of its file."""
+    """Return the name another process imports a module by; a script's is that of its file, a notebook has none."""
     if module.__name__ != "__main__":
         return module.__name__
     spec = getattr(module, "__spec__", None)
-    return spec.name if spec is not None else PurePath(module.__file__ or "__main__").stem
+    return spec.name if spec is not None else PurePath(getattr(module, "__file__", None) or "__main__").stem
 
 
 def find_object(reference: str) -> Any:

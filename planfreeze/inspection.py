@@ -1,15 +1,19 @@
 """What a cubin must be before anyone keeps or loads it: one kernel, of the right architecture and parameters."""
 
+import re
+
 from planfreeze.elf import Cubin, Kernel, read_cubin
 from planfreeze.errors import InvalidCubin, InvalidHostObject, UnexpectedCubin, WrongArch
 from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource
 from planfreeze.host_objects import is_host_object, read_host_object
 from planfreeze.target import Target
 
-__all__ = ["inspect_cubin"]
+__all__ = ["find_tools", "inspect_cubin"]
 
 # Triton ends every parameter list with the addresses of two scratch buffers, unused when their sizes are zero.
 TRITON_TRAILING_BYTES = (8, 8)
+# What ptxas writes into a note of newer cubins: "Cuda compilation tools, release 13.4, V13.4.59".
+TOOLS = re.compile(rb"Cuda compilation tools, release [0-9.]+, V([0-9.]+)")
 
 
 def inspect_cubin(name: str, data: bytes, definition: Definition, launch: LaunchInfo, target: Target) -> Kernel:
@@ -58,6 +62,12 @@ def inspect_cubin(name: str, data: bytes, definition: Definition, launch: Launch
     if shared_bytes > target.max_shared_bytes:
         raise UnexpectedCubin(name, f"a block needs {shared_bytes} of {target.max_shared_bytes} bytes of shared memory")
     return kernel
+
+
+def find_tools(data: bytes) -> str | None:
+    """Return the version of the CUDA tools that made a cubin, such as ``13.4.59``; None when it does not say."""
+    found = TOOLS.search(data)
+    return found[1].decode() if found else None
 
 
 def check_arch(name: str, cubin: Cubin, target: Target) -> None:

@@ -7,8 +7,9 @@ import msgpack
 
 from planfreeze.constants import constant_modules
 from planfreeze.dtypes import TRITON_TYPES
+from planfreeze.errors import InvalidPayload, UnnameableConstant
 from planfreeze.family import CuteSource, Definition, Family, RecordedSource, TritonSource
-from planfreeze.payload import Payload
+from planfreeze.payload import Payload, check_field
 from planfreeze.record import RECORD_FORMAT
 from planfreeze.sources import Sources, hash_source
 from planfreeze.target import Target
@@ -26,10 +27,13 @@ COMPILE_ENVIRONMENT: dict[str, dict[str, str]] = {
 }
 # What planfreeze itself does to a program's bytes and launch facts.
 DRIVERS = {
-    "triton": ("planfreeze.compilers.triton",),
-    "cute": ("planfreeze.compilers.cute", "planfreeze.compilers.launches"),
+    "triton": ("planfreeze.compilers.triton", "planfreeze.compilers.triton_target"),
+    "cute": ("planfreeze.compilers.cute", "planfreeze.compilers.dumps", "planfreeze.compilers.launches"),
 }
-RECORDED_DRIVERS = {dialect: (f"planfreeze.compilers.recorded_{dialect}",) for dialect in DRIVERS}
+RECORDED_DRIVERS = {
+    "triton": ("planfreeze.compilers.recorded_triton", "planfreeze.compilers.triton_target"),
+    "cute": ("planfreeze.compilers.recorded_cute",),
+}
 COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
 
 
@@ -82,6 +86,7 @@ def hash_parts(parts: tuple[tuple[str, bytes], ...]) -> str:
 def encode_definition(definition: Definition) -> bytes:
     """Encode the parameters and the source description that a compile worker gets."""
     source = definition.source
+    check_fields(source)
     arguments = [[a.name, a.dtype, a.is_pointer, a.alignment] for a in definition.arguments]
     if isinstance(source, TritonSource):
         described: list[object] = [
@@ -101,6 +106,26 @@ def encode_definition(definition: Definition) -> bytes:
         described = ["recorded", source.dialect, source.kernel, source.modules, source.facts]
     encoded: bytes = msgpack.packb([arguments, described])
     return encoded
+
+
+def check_fields(source: TritonSource | CuteSource | RecordedSource) -> None:
+    """Refuse constants and options whose type says nothing about their content, or stands for another's.
+
+    Raises
+    ------
+    UnnameableConstant
+        One is an object, an enumeration's member, a float; names it with its type.
+    """
+    stated: list[tuple[str, object]] = []
+    if isinstance(source, TritonSource):
+        stated += [("num_warps", source.num_warps), ("num_stages", source.num_stages), *source.options]
+    if isinstance(source, (TritonSource, CuteSource)):
+        stated += source.constants
+    for name, value in stated:
+        try:
+            check_field(source.kernel, name, value)
+        except InvalidPayload as error:
+            raise UnnameableConstant(f"{name} of {source.kernel}", repr(value), error.reason) from error
 
 
 def dialect_of(definition: Definition) -> str:

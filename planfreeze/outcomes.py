@@ -46,6 +46,8 @@ class Outcome:
         Size of the cubin.
     reason : str
         Why it failed, or who is waited for.
+    earlier : str
+        How its first compile process ended, where a signal ended that and it was compiled again.
     """
 
     program: KeyedProgram | UnkeyedProgram
@@ -55,6 +57,7 @@ class Outcome:
     record_digest: str = ""
     size_bytes: int = 0
     reason: str = ""
+    earlier: str = ""
 
 
 def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:

@@ -9,7 +9,7 @@ import msgpack
 
 from planfreeze.errors import InvalidPayload
 
-__all__ = ["Field", "Payload", "spell_differences"]
+__all__ = ["Field", "Payload", "check_field", "spell_differences"]
 
 FIELD_TYPES: dict[str, type] = {"int": int, "bool": bool, "str": str, "tuple": tuple}
 Field = int | bool | str | tuple["Field", ...]

@@ -7,8 +7,9 @@ from typing import Any
 
 from planfreeze.binding import Signature
 from planfreeze.device import Device
-from planfreeze.errors import InvalidArgument, LaunchFailed, SessionState, WrongDevice
+from planfreeze.errors import DriverRefused, InvalidArgument, LaunchFailed, SessionState, WrongDevice
 from planfreeze.family import Grid
+from planfreeze.inspection import find_tools
 from planfreeze.resolve import ResolvedProgram
 
 __all__ = ["Bound", "Program"]
@@ -17,6 +18,13 @@ __all__ = ["Bound", "Program"]
 LAUNCH_TIMEOUT_S = 5.0
 # A thread without the device's context, or with another device's: the launch is repeated with ours pushed.
 WRONG_CONTEXT_ERRORS = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_CONTEXT_IS_DESTROYED")
+# A driver that is older than the tools that made a cubin. It never falls back to PTX: there is none.
+UNREADABLE_IMAGES = (
+    "CUDA_ERROR_INVALID_IMAGE",
+    "CUDA_ERROR_INVALID_SOURCE",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+)
 
 
 class Program:
@@ -29,8 +37,10 @@ class Program:
     ------
     WrongDevice
         The device is not what the program was made for.
+    DriverRefused
+        The driver is older than what made the cubin.
     LaunchFailed
-        The driver cannot load it, or no block of it fits an SM.
+        The driver cannot load it for another reason, or no block of it fits an SM.
     """
 
     def __init__(self, resolved: ResolvedProgram, device: Device) -> None:
@@ -54,7 +64,12 @@ class Program:
 
     def _load(self, resolved: ResolvedProgram) -> tuple[Any, Any]:
         driver, check, info = self.device.driver, self.device.check, self.launch_info
-        library = check(self.name, driver.cuLibraryLoadData(resolved.cubin, [], [], 0, [], [], 0))
+        loaded = driver.cuLibraryLoadData(resolved.cubin, [], [], 0, [], [], 0)
+        if loaded[0].name in UNREADABLE_IMAGES:
+            version = check(self.name, driver.cuDriverGetVersion())
+            supported = f"{version // 1000}.{version % 1000 // 10}"
+            raise DriverRefused(self.name, loaded[0].name, find_tools(resolved.cubin), supported)
+        library = check(self.name, loaded)
         kernel = check(self.name, driver.cuLibraryGetKernel(library, resolved.record.symbol.encode()))
         function = check(self.name, driver.cuKernelGetFunction(kernel))
         attribute = driver.CUfunction_attribute

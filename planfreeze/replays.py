@@ -64,7 +64,7 @@ def replay_plan(
         The kernels installed here are not the ones the plan was built from.
     CompilationForbidden
         Something tried to compile.
-    DeviceMissing, WrongArch, LaunchFailed
+    DeviceMissing, WrongArch, DriverRefused, LaunchFailed
         With ``on_device``: a program cannot be loaded.
     """
     guard = Guard(mode="raise")

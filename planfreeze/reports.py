@@ -71,14 +71,12 @@ def build_json(report: "BuildReport") -> dict[str, Any]:
         "compiled": report.count("compiled"),
         "reused": report.count("reused"),
         "failed": [
-            {
-                "family": outcome.program.payload.family_name,
-                "payload": outcome.program.payload.to_fields(),
-                "arch": outcome.program.target.arch,
-                "reason": outcome.reason,
-            }
+            {**outcome_json(outcome), "reason": outcome.reason}
             for outcome in report.outcomes
             if outcome.status == "failed"
+        ],
+        "retried": [
+            {**outcome_json(outcome), "reason": outcome.earlier} for outcome in report.outcomes if outcome.earlier
         ],
         "plans": [
             {
@@ -97,6 +95,12 @@ def build_json(report: "BuildReport") -> dict[str, Any]:
             for plan in report.plans
         ],
     }
+
+
+def outcome_json(outcome: "Outcome") -> dict[str, Any]:
+    """Return which program an outcome is of."""
+    payload = outcome.program.payload
+    return {"family": payload.family_name, "payload": payload.to_fields(), "arch": outcome.program.target.arch}
 
 
 def build_table(report: "BuildReport") -> None:

@@ -166,7 +166,7 @@ class Session:
             No plan was prepared, or the session is closed.
         MissingPrograms, DamagedPrograms
             Lists every program of a plan that is not there or not what was built.
-        DeviceMissing, ExtraMissing, WrongDevice, LaunchFailed
+        DeviceMissing, ExtraMissing, WrongDevice, DriverRefused, LaunchFailed
             The programs cannot be loaded here.
         UnknownMode, UnwatchableRoad
             The guard cannot be armed.

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from planfreeze.cache.store import Store
 from planfreeze.errors import KeyLocked, WorkerDied
@@ -128,10 +129,26 @@ class Slot:
         return None if self._worker is None else self._worker.target
 
     def compile(self, program: KeyedProgram, store: Store) -> Outcome:
-        """Compile and publish one program, unless another builder did since."""
+        """Compile and publish one program, unless another builder did since; once more when a signal ends the process.
+
+        The system kills what takes too much memory, which depends on what else runs. A compiler's own no is final.
+        """
         stored = find_stored(program, store)
         if stored is not None:
             return stored
+        try:
+            return self._compile_once(program, store)
+        except WorkerDied as error:
+            if not error.is_worth_another_try:
+                return Outcome(program=program, status="failed", reason=str(error))
+            earlier = str(error)
+        try:
+            return replace(self._compile_once(program, store), earlier=earlier)
+        except WorkerDied as error:
+            return Outcome(program=program, status="failed", reason=str(error), earlier=earlier)
+
+    def _compile_once(self, program: KeyedProgram, store: Store) -> Outcome:
+        """Compile and publish one program; a process that dies is no longer this slot's."""
         if self.target != program.target:
             self.close()
         if self._worker is None:
@@ -142,7 +159,7 @@ class Slot:
             if self._board.is_stopped:
                 raise BuildStoppedError from error
             self.close()
-            return Outcome(program=program, status="failed", reason=str(error))
+            raise
 
     def close(self) -> None:
         """End the process, if one runs."""

@@ -22,15 +22,26 @@ def tuner_name(tuner: Any) -> str:
 
 
 def tuning_space(tuner: Any) -> str:
-    """Return a digest of the configurations and of the names that make the tuning key.
+    """Return a digest of the configurations, of what prunes them, and of the names that make the tuning key.
 
     Raises
     ------
     UnnameableConstant
         A configuration holds something that has no name.
     """
-    described = [list(map(str, tuner.keys)), [freeze_config(config) for config in tuner.configs]]
+    described: list[object] = [list(map(str, tuner.keys)), [freeze_config(config) for config in tuner.configs]]
+    if tuner.early_config_prune or tuner.perf_model:  # left out where there are none: most tuners try every one
+        described += [spell_function(tuner.early_config_prune), spell_function(tuner.perf_model)]
+        described += [str(tuner.configs_top_k)]
     return hashlib.sha256(msgpack.packb(described)).hexdigest()
+
+
+def spell_function(function: Any) -> str:
+    """Return where the text of a function begins, which tells two of one kernel's tuners apart."""
+    function = getattr(function, "func", function)
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{name} {code.co_firstlineno}" if code is not None else str(name)
 
 
 def freeze_config(config: Any) -> tuple[tuple[str, Field], ...]:

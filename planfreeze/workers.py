@@ -21,7 +21,8 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import msgpack
 
 from planfreeze.compilers import CompiledProgram
-from planfreeze.errors import CompileFailed, PlanfreezeError, WorkerDied
+from planfreeze.compilers.knobs import find_changed
+from planfreeze.errors import CompileFailed, KnobChanged, PlanfreezeError, WorkerDied
 from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource, load_family
 from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.payload import Payload
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Task", "Worker"]
 
-# What a compiler process sees of the caller's environment: what it takes to start one. Compilers read none of it.
+# What a compiler process sees of the caller's environment: what it takes to start one. Compilers look below HOME for
+# caches that they are not given, and along PATH for tools that no compile runs.
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 LOG_TAIL_BYTES = 8192
 # A compiler that hangs must not hang the build. The slowest kernels seen take seconds.
 COMPILE_TIMEOUT_S = 900.0
 DUMPS = "dumps"
+COMMAND = (sys.executable, "-P", "-m", "planfreeze.workers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Worker:
         self._scratch = ScratchFolder()
         (self._scratch.path / DUMPS).mkdir()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "planfreeze.workers"],
+            COMMAND,
             env=worker_environment(target, str(self._scratch.path)),
             cwd=self._scratch.path,
             pass_fds=(self._scratch.handle,),
@@ -76,6 +79,11 @@ class Worker:
             stderr=self._log,
             process_group=0,  # an interrupt at the terminal is the parent's to handle
         )
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -97,14 +105,21 @@ class Worker:
         self._log.seek(0, os.SEEK_END)
         started_at = self._log.tell()
         fields = list(task.payload.to_fields().items())
-        timer = threading.Timer(COMPILE_TIMEOUT_S, self.kill)
+        is_late = threading.Event()
+
+        def end_late() -> None:
+            is_late.set()
+            self.kill()
+
+        timer = threading.Timer(COMPILE_TIMEOUT_S, end_late)
         timer.start()
         try:
             send(self._process.stdin, [task.family, fields, task.target.arch, task.sources.modules])
             outcome = receive(self._process.stdout)
         except (BrokenPipeError, EOFError):
             self._process.kill()  # it may live on without its streams
-            raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at)) from None
+            timeout_s = COMPILE_TIMEOUT_S if is_late.is_set() else None
+            raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at), timeout_s) from None
         finally:
             timer.cancel()
         if outcome[0] == "failed":
@@ -210,6 +225,7 @@ def load_recorded_compiler(dialect: str) -> Callable[[RecordedSource, Target, "K
 
 def main() -> None:
     """Serve tasks until the parent closes the stream."""
+    started = dict(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tasks = os.fdopen(os.dup(0), "rb")
     outcomes = os.fdopen(os.dup(1), "wb")
@@ -228,7 +244,19 @@ def main() -> None:
             outcome = ["failed", str(error)]
         except Exception:  # noqa: BLE001 - a compiler may raise anything; the parent reports it by program
             outcome = ["failed", traceback.format_exc()]
+        changed = next(find_changed(os.environ, started), None)
+        if changed is not None and outcome[0] == "compiled":
+            outcome = ["failed", str(KnobChanged(message[0], *changed))]
         send(outcomes, outcome)
+        if changed is not None:
+            start_again(tasks, outcomes, started)
+
+
+def start_again(tasks: IO[bytes], outcomes: IO[bytes], environment: dict[str, str]) -> None:
+    """Replace this process, which a module has changed, by a fresh one with the same streams and number."""
+    os.dup2(tasks.fileno(), 0)
+    os.dup2(outcomes.fileno(), 1)
+    os.execve(sys.executable, COMMAND, environment)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ ENVIRONMENT_READERS = {
     "planfreeze.runs.guarded",  # makes the environment of a guarded or served command
     "planfreeze.workers",  # makes the environment of compile processes
     "planfreeze.compilers.cute",  # checks what the DSL latched
+    "planfreeze.compilers.dumps",  # the same of its folder of dumps
     "planfreeze.guard.children",  # announces armed guards to children, and takes that back
     "planfreeze.processes",  # makes the environment of the process that builds
     "planfreeze.compilers.recorded_cute",  # the same
@@ -265,11 +266,16 @@ def public_definitions(name: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def public_names(name: str) -> list[str]:
-    """The names of a module's __all__."""
+    """The names of a module's __all__; ``*part.__all__`` stands for those of a module of a package."""
+    names = []
     for node in parse(name).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
-            return [ast.literal_eval(item) for item in node.value.elts if not isinstance(item, ast.Starred)]
-    return []
+            for item in node.value.elts:
+                if isinstance(item, ast.Starred):
+                    names += public_names(f"{name}.{ast.unparse(item.value).removesuffix('.__all__')}")
+                else:
+                    names.append(ast.literal_eval(item))
+    return names
 
 
 def test_every_module_is_documented():

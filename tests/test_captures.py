@@ -98,7 +98,7 @@ REFUSED = [
     ("FACTOR = tl.constexpr(3)\nFACTOR += 1", "bound in a augassign statement"),
     ("FIRST, REST = divmod(7, 2)\nFACTOR = tl.constexpr(FIRST)", "bound by unpacking"),
     ("import msgpack\nFACTOR = tl.constexpr(msgpack.version)", "comes from msgpack, which is not in the key"),
-    ("globals()['FACTOR'] = tl.constexpr(3)", r"no statement at the top level of .* assigns it"),
+    ("globals()['FACTOR'] = tl.constexpr(3)", "no statement at the top level of .* assigns FACTOR"),
 ]
 
 
@@ -109,6 +109,25 @@ def test_a_value_that_does_not_follow_from_the_text_is_refused_by_name(
     with pytest.raises(UnkeyedCapture, match=reason) as caught:
         check(TRITON + assignment + KERNEL)
     assert "FACTOR" in caught.value.name
+
+
+READ_AT_IMPORT = [
+    ("from pathlib import Path\nFACTOR = tl.constexpr(Path(__file__).read_text())", "comes from pathlib"),
+    ("FACTOR = tl.constexpr(open(__file__).read())", "no statement at the top level of .* assigns __file__"),
+    ("import json\nFACTOR = tl.constexpr(json.dumps(open('/dev/null').read()))", "assigned from a call: open"),
+    ("import pkgutil\nFACTOR = tl.constexpr(pkgutil.get_data('json', '__init__.py'))", "comes from pkgutil"),
+    ("from .other import TEXT\nFACTOR = tl.constexpr(TEXT)", "comes from importlib"),
+    ("with open(__file__) as file:\n    FACTOR = tl.constexpr(file.read())", "bound in a with statement"),
+]
+
+
+@pytest.mark.parametrize(("assignment", "reason"), READ_AT_IMPORT)
+def test_what_a_module_read_from_a_file_when_it_was_imported_is_refused(
+    check: Any, assignment: str, reason: str
+) -> None:
+    other = "from importlib.resources import files\nTEXT = files('json').joinpath('__init__.py').read_text()\n"
+    with pytest.raises(UnkeyedCapture, match=f"uses FACTOR: .*({reason})"):
+        check(TRITON + assignment + KERNEL, other=other)
 
 
 def test_a_value_that_was_changed_since_is_refused_with_both(check: Any) -> None:
@@ -192,6 +211,18 @@ def test_a_kernel_made_by_exec_is_refused(check: Any) -> None:
         check(text)
 
 
+def test_a_cute_kernel_that_exec_put_in_the_place_of_the_one_in_the_text_is_refused(check: Any) -> None:
+    text = (
+        "import cutlass.cute as cute\n@cute.jit\ndef kernel(n: int):\n    cute.printf('one')\n"
+        "import linecache\n"
+        "TEXT = '\\n@cute.jit\\ndef kernel(n: int):\\n    cute.printf(\"two\")\\n'\n"
+        "linecache.cache['<made>'] = (len(TEXT), None, TEXT.splitlines(True), '<made>')\n"
+        "exec(compile(TEXT, '<made>', 'exec'))\n"
+    )
+    with pytest.raises(UnkeyedCapture, match="it was made by exec"):
+        check(text)
+
+
 def test_names_that_are_local_hide_globals_and_names_of_inner_scopes_do_not(check: Any) -> None:
     unkeyed = "import os\nn = FACTOR = os.sep\n"
     check(TRITON + unkeyed + "@triton.jit\ndef kernel(out, n):\n    FACTOR = n\n    tl.store(out, FACTOR)\n")
@@ -238,6 +269,62 @@ def test_a_cute_kernel_is_followed_through_its_python_helpers(check: Any) -> Non
         text = "import os, time\nUNKNOWN = id(os)\n" + CUTE.replace("BODY", body)
         with pytest.raises(UnkeyedCapture, match=reason):
             check(text, helpers=CUTE_HELPERS)
+
+
+READ_WHILE_TRACED = {
+    "open": "open(__file__).read()",
+    "io.open": "io.open(__file__).read()",
+    "codecs.open": "codecs.open(__file__).read()",
+    "gzip.open": "gzip.open(__file__).read()",
+    "pkgutil.get_data": "pkgutil.get_data('json', '__init__.py')",
+    "linecache.getlines": "linecache.getlines(__file__)",
+    "fileinput.input": "list(fileinput.input(__file__))",
+    "os.path.realpath": "os.path.realpath('.')",
+    "inspect.getsource": "inspect.getsource(helpers)",
+    "sysconfig.get_paths": "sysconfig.get_paths()",
+    "ctypes.CDLL": "str(ctypes.CDLL(None))",
+}
+
+
+@pytest.mark.parametrize("reader", READ_WHILE_TRACED)
+def test_a_cute_kernel_that_reads_a_file_while_it_is_traced_is_refused(check: Any, reader: str) -> None:
+    module = reader.partition(".")[0]
+    imports = f"import {module}\n" if "." in reader else ""
+    with pytest.raises(UnkeyedCapture) as raised:
+        check(imports + CUTE.replace("BODY", f"len({READ_WHILE_TRACED[reader]})"), helpers=CUTE_HELPERS)
+    assert raised.value.name == reader
+
+
+DEFAULT = "def helper(x, by=3, *, more=(1, 2.0)):\n    return x * by\n"
+METHOD = "by = 5\nclass Rules:\n    by = 3\n    def helper(self, x, by=by):\n        return x\n"
+
+
+def test_a_default_that_is_no_longer_what_the_text_says_is_refused(check: Any) -> None:
+    text = CUTE.replace("SCALE = 3", DEFAULT + METHOD)
+    check(text.replace("BODY", "helper(2) + Rules().helper(1)"), helpers=CUTE_HELPERS)
+    for change, reason in {
+        "helper.__defaults__ = (4,)": "uses by in helper: it is 4, and by the text 3",
+        "helper.__defaults__ = None": "uses by in helper: its default was set or removed",
+        "helper.__defaults__ = (1, 3)": "uses x in helper: its default was set or removed",
+        "helper.__kwdefaults__['more'] = (1, 2)": r"uses more in helper: it is \(1, 2\), and by the text \(1, 2\.0\)",
+        "Rules.helper.__defaults__ = (5,)": "uses by in helper: it is 5, and by the text 3",
+    }.items():
+        changed = text.replace("BODY", "helper(2) + Rules().helper(1)") + change + "\n"
+        with pytest.raises(UnkeyedCapture, match=reason):
+            check(changed, helpers=CUTE_HELPERS)
+
+
+def test_what_was_put_on_a_function_as_an_attribute_is_refused_and_its_compilers_methods_are_not(check: Any) -> None:
+    text = CUTE.replace("SCALE = 3", DEFAULT + "helper.by = id(cute)\n")
+    check(text.replace("BODY", "helper(2)"), helpers=CUTE_HELPERS)
+    check(text.replace("BODY", "helper.__call__(2)"), helpers=CUTE_HELPERS)
+    with pytest.raises(UnkeyedCapture, match=r"uses helper\.by: .* an attribute of a function"):
+        check(text.replace("BODY", "helper(helper.by)"), helpers=CUTE_HELPERS)
+    with pytest.raises(UnkeyedCapture, match=r"uses helpers\.store\.by: .* an attribute of a function"):
+        check(CUTE.replace("BODY", "helpers.store.by"), helpers=CUTE_HELPERS + "\nstore.by = 3\n")
+    method = "helper.by = lambda: len(open('/dev/null').read())\n"
+    with pytest.raises(UnkeyedCapture, match=r"uses helper\.by: its text is not in"):
+        check(CUTE.replace("SCALE = 3", DEFAULT + method).replace("BODY", "helper.by()"), helpers=CUTE_HELPERS)
 
 
 def test_a_cute_kernel_made_by_a_factory_is_refused(check: Any) -> None:

@@ -182,7 +182,8 @@ def test_a_pack_is_verified_like_a_store(built, frozen, tmp_path):
     data[entry.offset] ^= 1
     path.write_bytes(data)
     assert ("blob", entry.name, "damaged") in facts(Pack.open(path))
-    assert run("verify", "--store", path)[0] == 4
+    status, _, stderr = run("verify", "--store", path)
+    assert status == 4 and f"planfreeze pack --plan NAME --store DIR -o {path}" in stderr and "repair" not in stderr
     assert run("verify", "--store", path, "--repair")[0] == 2
     assert path.read_bytes() == data
 

@@ -97,10 +97,10 @@ def build_command(
         for line in reports.unbuilt_lines(report, opened):
             typer.echo(line, err=True)
         for outcome in report.outcomes:
+            name = f"{outcome.program.name} ({outcome.program.target.arch})"
+            if outcome.earlier:
+                typer.echo(f"{name} was compiled twice, at first: {outcome.earlier}", err=True)
             if outcome.status == "failed":
-                typer.echo(
-                    f"error: {outcome.program.name} ({outcome.program.target.arch}): {outcome.reason}",
-                    err=True,
-                )
+                typer.echo(f"error: {name}: {outcome.reason}", err=True)
         if report.count("failed"):
             raise typer.Exit(1)

@@ -32,6 +32,7 @@ def verify_command(
     Without the right to write to the store it is only reported.
     """
     from planfreeze import store_reports
+    from planfreeze.cache.store import Store
     from planfreeze.errors import DamagedEntries
     from planfreeze.repairs import repair as repair_store
     from planfreeze.resolve import PlanReference, find_plan
@@ -56,7 +57,8 @@ def verify_command(
             lambda: store_reports.verification_table(found, problems, repaired),
         )
         if left or (repaired is not None and repaired.refused):
-            raise DamagedEntries(str(opened.path), sum(found.checked.values()), max(1, len(left)))
+            checked, count = sum(found.checked.values()), max(1, len(left))
+            raise DamagedEntries(str(opened.path), checked, count, is_pack=not isinstance(opened, Store))
 
 
 def open_for_repair(opened: "ReadableStore", *, is_required: bool) -> "Store | None":

@@ -7,7 +7,7 @@ from typing import Any
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo
 
-__all__ = ["CompiledProgram", "load_kernel"]
+__all__ = ["CompiledProgram", "check_no_paths", "load_kernel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +32,16 @@ def load_kernel(reference: str) -> Any:
         return getattr(import_module(module), attribute)
     except AttributeError as error:
         raise CompileFailed(reference, f"{module} has no {attribute}") from error
+
+
+def check_no_paths(kernel: str, name: str, options: object) -> None:
+    """Refuse an option whose text, for the assembler or the passes, names a file; compiles run in an empty folder.
+
+    Raises
+    ------
+    CompileFailed
+        It holds a path.
+    """
+    named = next((option for option in str(options).split() if "/" in option), None)
+    if named is not None:
+        raise CompileFailed(kernel, f"its option {name} has {named}, which names a file and no part of a key")

@@ -6,26 +6,28 @@ import functools
 import hashlib
 import math
 import operator
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from types import CodeType
 from typing import Any
 
 from planfreeze.compilers.bindings import Imported, Scope, Unfollowable, bind, bind_module
 from planfreeze.errors import SourceChanged
 from planfreeze.module_files import find_source
+from planfreeze.recorded.values import inner_codes
 from planfreeze.sources import KERNELS_SCOPE, Sources, is_within
 
 __all__ = ["KeyedText", "Reference", "is_pure", "is_trusted", "keyed_text", "unwrap_constexpr"]
 
 TRUSTED = ("triton", "cutlass", "planfreeze")
 """Packages whose content the key's toolchain covers, and planfreeze itself, which makes no code."""
-# Modules of the standard library whose values differ from one process to the next.
-IMPURE = frozenset(
-    {"os", "posix", "sys", "io", "pathlib", "tempfile", "shutil", "glob", "subprocess", "signal", "gc", "builtins"}
-    | {"time", "datetime", "random", "secrets", "uuid", "platform", "socket", "select", "locale", "getpass"}
-    | {"threading", "multiprocessing", "urllib", "http", "importlib"}
+# Modules of the standard library that give the same in every process, and read no file, clock or setting.
+PURE = frozenset(
+    {"abc", "array", "ast", "base64", "binascii", "bisect", "cmath", "collections", "colorsys", "contextlib", "copy"}
+    | {"dataclasses", "decimal", "enum", "fractions", "functools", "graphlib", "hashlib", "heapq", "itertools", "json"}
+    | {"keyword", "math", "numbers", "operator", "re", "reprlib", "statistics", "string", "struct", "textwrap", "token"}
+    | {"types", "typing", "unicodedata", "warnings", "zlib"}
 )
 PURE_CALLS = frozenset({abs, bool, divmod, float, frozenset, int, len, max, min, pow, range, round, str, sum, tuple})
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
@@ -54,6 +56,7 @@ class KeyedText:
     def __init__(self, sources: Sources) -> None:
         self.digests = dict(sources.modules)
         self._trees: dict[str, ast.Module] = {}
+        self._codes: dict[str, frozenset[CodeType]] = {}
         self._scopes: dict[str, Scope] = {}
         self._values: dict[tuple[str, str], Any] = {}
 
@@ -62,6 +65,13 @@ class KeyedText:
         if module not in self._trees:
             self._trees[module] = self._parse(module)
         return self._trees[module]
+
+    def has_code(self, module: str, code: CodeType) -> bool:
+        """Tell whether a function's code is what the text of a module compiles to, wherever it was compiled."""
+        if module not in self._codes:
+            whole = compile(self.tree(module), module, "exec", dont_inherit=True)
+            self._codes[module] = frozenset(inner_codes(whole))
+        return code in self._codes[module]
 
     def _parse(self, module: str) -> ast.Module:
         path = find_source(module)
@@ -98,12 +108,29 @@ class KeyedText:
         Unfollowable
             The class, or its text, does not say.
         """
+        scope = self._class_scope(module, class_name)
+        return self._resolve(module, name, scope.get(name), scope)
+
+    def default(self, module: str, qualname: str, expression: ast.expr) -> Any:
+        """Return what the default of a parameter is, of a function of a module or of a class of its top level.
+
+        Raises
+        ------
+        Unfollowable
+            The text does not say, or the function is inside another one.
+        """
+        owner = qualname.rpartition(".")[0]
+        if not owner:
+            return self._evaluate(module, expression)
+        return self._evaluate(module, expression, self._class_scope(module, owner))
+
+    def _class_scope(self, module: str, class_name: str) -> Scope:
         found = self._scope(module).get(class_name)
         if not isinstance(found, ast.ClassDef):
             raise Unfollowable(f"{class_name} of {module} is no class that is defined once, at the top level")
         scope: Scope = {}
         bind(module, found.body, scope, lambda test: self._evaluate(module, test))
-        return self._resolve(module, name, scope.get(name), scope)
+        return scope
 
     def _scope(self, module: str) -> Scope:
         if module not in self._scopes:
@@ -118,7 +145,7 @@ class KeyedText:
         for starred in scope.get("*", ()):
             if starred in self.digests and name in self._scope(starred):
                 return self.value(starred, name)
-        raise Unfollowable(f"no statement at the top level of {module} assigns it")
+        raise Unfollowable(f"no statement at the top level of {module} assigns {name}")
 
     def _resolve(self, module: str, name: str, bound: Any, scope: Scope | None = None) -> Any:
         """Return what a binding gives; the names of ``scope``, that of a class body, are nearer than the module's."""
@@ -247,5 +274,4 @@ def is_trusted(module: str) -> bool:
 
 def is_pure(module: str) -> bool:
     """Tell whether a module is one of the standard library that gives the same values in every process."""
-    top = module.partition(".")[0]
-    return top in sys.stdlib_module_names and top not in IMPURE
+    return module.partition(".")[0] in PURE

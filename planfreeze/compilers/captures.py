@@ -6,21 +6,30 @@ defines, or a compiler's; values have to be what the text says. Names that are l
 
 import ast
 import builtins
+import copy
 import dataclasses
 import enum
-import functools
 import inspect
-import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NoReturn
 
 from planfreeze.compilers.assignments import KeyedText, Reference, is_pure, is_trusted, unwrap_constexpr
 from planfreeze.compilers.bindings import Unfollowable
+from planfreeze.compilers.functions import (
+    default_expressions,
+    default_values,
+    function_below,
+    home_of,
+    imported_name,
+    is_generated,
+    is_same_code,
+    original_code,
+)
 from planfreeze.compilers.names import Use, uses_of
 from planfreeze.errors import UnkeyedCapture
 
-__all__ = ["check_captures"]
+__all__ = ["Captured", "check_captures"]
 
 IMPURE_BUILTINS = {"open", "input", "eval", "exec", "compile", "globals", "locals", "vars", "id", "hash", "__import__"}
 # Attributes that the standard library adds to classes: named tuples, abstract classes, protocols.
@@ -29,8 +38,25 @@ MISSING = object()
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-def check_captures(kernel: str, roots: Iterable[Any], text: KeyedText) -> None:
-    """Check all that functions and classes reach.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """A name that a kernel reaches, with the value that was held against the text."""
+
+    namespace: Mapping[str, Any]
+    name: str
+    value: Any
+    content: Any
+
+    def is_unchanged(self) -> bool:
+        """Tell whether the name still has the value, and a list or dictionary its content."""
+        found = self.namespace.get(self.name, MISSING)
+        return found is self.value and (self.content is None or is_same(found, self.content))
+
+
+def check_captures(
+    kernel: str, roots: Iterable[Any], text: KeyedText, *, are_cells_keyed: bool = False
+) -> tuple[Captured, ...]:
+    """Check all that functions and classes reach, and return the names that they reach it by.
 
     Parameters
     ----------
@@ -38,6 +64,8 @@ def check_captures(kernel: str, roots: Iterable[Any], text: KeyedText) -> None:
         The kernel, for messages.
     roots : iterable
         Its function or class, and the functions among its constants.
+    are_cells_keyed : bool
+        Whether the key holds what the roots captured as closures, and what functions among that captured.
 
     Raises
     ------
@@ -46,7 +74,10 @@ def check_captures(kernel: str, roots: Iterable[Any], text: KeyedText) -> None:
     """
     walk = Walk(kernel, text)
     for root in roots:
+        if are_cells_keyed:
+            walk.key_cells(root)
         walk.visit(root, getattr(root, "__name__", str(root)))
+    return tuple(walk.captured)
 
 
 class Walk:
@@ -55,6 +86,8 @@ class Walk:
     def __init__(self, kernel: str, text: KeyedText) -> None:
         self.kernel = kernel
         self.text = text
+        self.captured: list[Captured] = []
+        self._with_keyed_cells: set[int] = set()
         self._seen: set[int] = set()
         self._kept: list[Any] = []
 
@@ -70,6 +103,13 @@ class Walk:
         elif isinstance(value, type):
             self._visit_class(value, name)
 
+    def key_cells(self, value: Any) -> None:
+        """Note that the key holds what a function captured."""
+        function = function_below(value)
+        while function is not None:
+            self._with_keyed_cells.add(id(function))
+            function = function_below(function.__dict__.get("__wrapped__"))
+
     def _visit_function(self, function: FunctionType, value: Any, name: str) -> None:
         module = home_of(function)
         wrapped = function.__dict__.get("__wrapped__")
@@ -83,14 +123,34 @@ class Walk:
             self._refuse(name, f"its text was replaced after {module} was loaded")
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
         for variable, cell in free.items():
-            if variable != "__class__" and cell.cell_contents is not wrapped:
+            if variable == "__class__" or cell.cell_contents is wrapped:
+                continue
+            if id(function) not in self._with_keyed_cells:
                 self._refuse(f"{variable} in {name}", "a closure captured it, and what a factory was given has no name")
+            self.key_cells(cell.cell_contents)
+            if function_below(cell.cell_contents) is not None:
+                self.visit(cell.cell_contents, f"{variable} in {name}")
+        self._compare_defaults(function, node)
         for use in uses_of(node):
             self._visit_use(function, use)
 
+    def _compare_defaults(self, function: FunctionType, node: ast.FunctionDef) -> None:
+        """Hold the defaults that a function has now against those of its text, where that says what they are."""
+        stated = default_expressions(node)
+        taken = default_values(function)
+        for name in dict.fromkeys((*stated, *taken)):
+            label = f"{name} in {function.__name__}"
+            if name not in stated or name not in taken:
+                self._refuse(label, "its default was set or removed since the function was defined")
+            try:
+                expected = self.text.default(home_of(function), function.__qualname__, stated[name])
+            except Unfollowable:
+                continue  # what its expression uses is followed like all that the function uses
+            self._compare(label, taken[name], expected)
+
     def _visit_class(self, found: type, name: str) -> None:
         for base in found.__mro__:
-            if not self._is_followed(base.__module__, name, "class"):
+            if not self._is_followed(imported_name(base.__module__), name, "class"):
                 continue
             if "<" in base.__qualname__:
                 self._refuse(name, f"class {base.__qualname__} is made by a function, which has no name to key it by")
@@ -102,6 +162,7 @@ class Walk:
                     self._compare_attribute(base, attribute, value, label)
                 elif not is_generated(base, value):
                     self.visit(value, label)
+                self._note(vars(base), attribute, value)
 
     def _compare_attribute(self, base: type, attribute: str, value: Any, label: str) -> None:
         is_slot = isinstance(value, (MemberDescriptorType, GetSetDescriptorType))
@@ -111,7 +172,7 @@ class Walk:
             return
         stated = value.value if isinstance(value, enum.Enum) else value
         try:
-            expected = self.text.attribute(base.__module__, base.__qualname__, attribute)
+            expected = self.text.attribute(imported_name(base.__module__), base.__qualname__, attribute)
         except Unfollowable as error:
             self._refuse(label, str(error))
         self._compare(label, stated, expected)
@@ -119,19 +180,37 @@ class Walk:
     def _visit_use(self, function: FunctionType, use: Use) -> None:
         root, *attributes = use.names
         module = home_of(function)
+        if root in original_code(function).co_freevars:
+            return  # captured
         if root not in function.__globals__:
             if root in IMPURE_BUILTINS and hasattr(builtins, root):
                 self._refuse(root, "it gives something else in every process")
             return  # a builtin, or a name that is never reached
         owner, name, value = module, root, function.__globals__[root]
-        if not isinstance(value, ModuleType):
-            self._check_value(owner, name, value, use)
-            return
+        steps: list[tuple[Mapping[str, Any], str, Any]] = [(function.__globals__, name, value)]
         while isinstance(value, ModuleType) and attributes:
-            owner, name = value.__name__, attributes.pop(0)
+            namespace = vars(value)
+            owner, name = imported_name(value.__name__), attributes.pop(0)
             value = getattr(value, name, MISSING)
+            steps.append((namespace, name, value))
         if not isinstance(value, ModuleType) and value is not MISSING:
             self._check_value(owner, name, value, use)
+            if attributes and owner in self.text.digests and function_below(value) is not None:
+                self._check_attribute(getattr(value, attributes[0], MISSING), ".".join(use.names))
+        if not is_trusted(owner):
+            for step in steps:
+                self._note(*step)
+
+    def _note(self, namespace: Mapping[str, Any], name: str, value: Any) -> None:
+        is_mutable = isinstance(value, (list, dict)) and is_same(value, value)
+        content = copy.deepcopy(value) if is_mutable else None
+        self.captured.append(Captured(namespace, name, value, content))
+
+    def _check_attribute(self, value: Any, label: str) -> None:
+        """Follow what a function has as an attribute: a method of its compiler's, or something that was put there."""
+        if value is not MISSING and not callable(value):
+            self._refuse(label, f"it is {value!r}, an attribute of a function, and no text says what those are")
+        self.visit(value, label)
 
     def _check_value(self, owner: str, name: str, value: Any, use: Use) -> None:
         label = ".".join(use.names)
@@ -152,7 +231,7 @@ class Walk:
         if isinstance(expected, Reference):
             function = function_below(value)
             defined = function if function is not None else value
-            found = (getattr(defined, "__module__", None), getattr(defined, "__qualname__", None))
+            found = (imported_name(getattr(defined, "__module__", "")), getattr(defined, "__qualname__", None))
             if found != (expected.module, expected.name):
                 self._refuse(label, f"it is {value!r}, and by the text {expected.module}.{expected.name}")
         elif expected is not value and not is_same(unwrap_constexpr(value), unwrap_constexpr(expected)):
@@ -167,34 +246,17 @@ class Walk:
         self._refuse(name, f"the {kind} is in {module}, which is not in the key; name it in the family's sources")
 
     def _find_text(self, function: FunctionType, name: str) -> ast.FunctionDef:
-        code = getattr(function, "_original_code", function.__code__)  # CuTe rewrites the code of its functions
+        code = original_code(function)
         module = home_of(function)
         for node in ast.walk(self.text.tree(module)):
             if isinstance(node, ast.FunctionDef) and node.name == function.__name__:
                 first = min((node.lineno, *(decorator.lineno for decorator in node.decorator_list)))
-                if first == code.co_firstlineno:
+                if first == code.co_firstlineno and self.text.has_code(module, code):
                     return node
         self._refuse(name, f"its text is not in {module}: it was made by exec, or by a decorator")
 
     def _refuse(self, name: str, reason: str) -> NoReturn:
         raise UnkeyedCapture(self.kernel, name, reason)
-
-
-def function_below(value: Any) -> FunctionType | None:
-    """Return the Python function of a function, a method, a compiler's kernel or a cached function, if it is one."""
-    if isinstance(value, FunctionType):
-        return value
-    if isinstance(value, (staticmethod, classmethod)):
-        return function_below(value.__func__)
-    if isinstance(value, property):
-        return function_below(value.fget)
-    if isinstance(value, functools.cached_property):
-        return function_below(value.func)
-    if is_trusted(type(value).__module__) and hasattr(value, "fn"):
-        return function_below(value.fn)
-    if type(value).__module__ == "functools" and hasattr(value, "__wrapped__"):
-        return function_below(value.__wrapped__)
-    return None
 
 
 def is_same(value: Any, expected: Any) -> bool:
@@ -210,26 +272,3 @@ def is_same(value: Any, expected: Any) -> bool:
     if isinstance(value, (*PLAIN, type, BuiltinFunctionType, range)):
         return bool(value == expected)
     return type(value).__name__ == "dtype" and str(value) == str(expected)
-
-
-def is_same_code(text: str, node: ast.FunctionDef) -> bool:
-    """Tell whether a function's text is a definition's, decorators aside."""
-    (found,) = ast.parse(textwrap.dedent(text)).body
-    bodies = ([ast.dump(part) for part in (definition.args, *definition.body)] for definition in (found, node))  # type: ignore[attr-defined]
-    first, second = bodies
-    return first == second
-
-
-def home_of(function: FunctionType) -> str:
-    """Return the module whose names a function uses; a wrapper's ``__module__`` is that of what it wraps."""
-    return str(function.__globals__.get("__name__", function.__module__))
-
-
-def is_generated(base: type, method: Any) -> bool:
-    """Tell whether the standard library wrote a method of a dataclass or named tuple: it follows from the text."""
-    function = inspect.unwrap(method) if callable(method) else None
-    if not isinstance(function, FunctionType) or not function.__name__.startswith("__"):
-        return False
-    if dataclasses.is_dataclass(base) and function.__code__.co_filename == "<string>":
-        return True
-    return issubclass(base, tuple) and home_of(function) == f"namedtuple_{base.__name__}"

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from pathlib import Path
 from typing import Any
 
 import cutlass
@@ -12,6 +11,7 @@ from cutlass.cute.runtime import make_fake_stream
 from planfreeze.compilers import CompiledProgram, load_kernel
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
+from planfreeze.compilers.dumps import check_libraries, clear_dump_folder, read_module
 from planfreeze.compilers.launches import read_launch
 from planfreeze.constants import thaw_constant
 from planfreeze.errors import CompileFailed, ContradictoryMarking
@@ -46,7 +46,7 @@ def compile_program(
     ------
     CompileFailed
         This process compiles for another architecture, a function's parameters are not the family's arguments and
-        constants, or the DSL gave no cubin.
+        constants, the kernel links a library, or the DSL gave no cubin.
     UnfreezableKernel, UnkeyedCapture
         A function does something else than launch one kernel with its own arguments; the kernel uses something that
         is not in its key.
@@ -64,6 +64,7 @@ def compile_program(
     else:
         kernel, passed = named, order_values(source.kernel, named, arguments, placeholders, constants)
     compiled = cute.compile(kernel, *passed, options=COMPILE_OPTIONS["cute"])
+    check_libraries(source.kernel, dumps)
     cubin = compiled.artifacts.CUBIN
     if not cubin:
         raise CompileFailed(source.kernel, "the DSL gave no cubin")
@@ -112,22 +113,3 @@ def order_values(
         found = tuple(inspect.signature(wrapped).parameters)
         raise CompileFailed(kernel, f"it takes {found}, its family declares {declared}")
     return passed
-
-
-def read_module(dumps: Path) -> str:
-    """Return what the DSL made of the function that was compiled last."""
-    (module,) = dumps.glob("*.mlir")
-    return module.read_text(encoding="utf-8")
-
-
-def clear_dump_folder(kernel: str) -> Path:
-    """Empty the folder that the DSL writes cubins to and reads them back from, and return it.
-
-    All variants of a kernel get one file name there, so that two processes with one folder take each other's cubins.
-    """
-    named = os.environ.get("CUTE_DSL_DUMP_DIR")
-    if named is None:
-        raise CompileFailed(kernel, "CUTE_DSL_DUMP_DIR does not name a folder of this process alone")
-    for left_over in Path(named).iterdir():
-        left_over.unlink()
-    return Path(named)

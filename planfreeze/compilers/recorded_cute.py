@@ -9,14 +9,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.base_dsl.compiler import HostTarget
 
-from planfreeze.compilers import CompiledProgram
+from planfreeze.compilers import CompiledProgram, check_no_paths
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
+from planfreeze.compilers.dumps import check_libraries, clear_dump_folder
 from planfreeze.errors import CompileFailed, InvalidHostObject, UnnameableConstant, Unrecordable
 from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, read_host_object
 from planfreeze.recorded.cute_calls import make_call, make_options
 from planfreeze.recorded.cute_function import CuteFunctionPayload
+from planfreeze.recorded.values import pairs, unwrap
 from planfreeze.target import Target
 
 __all__ = ["compile_program"]
@@ -37,8 +39,8 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     Raises
     ------
     CompileFailed
-        The function cannot be made again here, this process compiles for another architecture, or the host code
-        needs more from its callers than the DSL's runtime gives a loaded function.
+        The function cannot be made again here, this process compiles for another architecture, the function links a
+        library, or the host code needs more from its callers than the DSL's runtime gives a loaded function.
     UnkeyedCapture
         The function uses something that is not in its key.
     """
@@ -46,14 +48,18 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     if latched != target.arch:
         raise CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
     payload = CuteFunctionPayload.from_fields(dict(source.facts))
+    for name, value in pairs(payload.options):
+        check_no_paths(source.kernel, name, value)
     try:
         function, arguments, named = make_call(payload)
         compile_with = cute.compile[make_options(payload)] if payload.options else cute.compile
     except (UnnameableConstant, Unrecordable) as error:
         raise CompileFailed(source.kernel, str(error)) from error
-    if not payload.closure:  # what a closure holds is in the payload
-        check_captures(source.kernel, (function,), text)
+    passed = (unwrap(value) for value in (*arguments, *named.values()) if inspect.isfunction(value))
+    check_captures(source.kernel, (function, *passed), text, are_cells_keyed=True)
+    dumps = clear_dump_folder(source.kernel)
     compiled = compile_with(function, *arguments, **named)
+    check_libraries(source.kernel, dumps)
     if compiled.total_added_arguments:
         raise CompileFailed(source.kernel, f"its callers pass {compiled.total_added_arguments} workspaces")
     # Code for the processor of this host would not run on an older one, nor be the same on another.

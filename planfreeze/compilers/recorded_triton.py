@@ -24,9 +24,10 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.build import _build
 from triton.runtime.cache import triton_key
 
-from planfreeze.compilers import CompiledProgram
+from planfreeze.compilers import CompiledProgram, check_no_paths
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
+from planfreeze.compilers.triton_target import make_current
 from planfreeze.constants import thaw_constant, unwrap_kernel
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo, RecordedSource
@@ -67,7 +68,9 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     options = {name: thaw_constant(value) for name, value in pairs(facts["options"]) if name != "arch"}
     for name in FILE_OPTIONS & options.keys():
         raise CompileFailed(source.kernel, f"its option {name} names files, which are no part of a key")
+    check_no_paths(source.kernel, "ptx_options", options.get("ptx_options"))
     gpu = GPUTarget("cuda", target.sm, 32)
+    make_current(gpu)
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, knobs.cache.scope():
         knobs.cache.dir = cache
         compiled = triton.compile(made, target=gpu, options=dict(options))

@@ -1,20 +1,24 @@
 """Compile Triton kernels without a device."""
 
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from planfreeze.compilers import CompiledProgram, load_kernel
+from planfreeze.compilers import CompiledProgram, check_no_paths, load_kernel
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
+from planfreeze.compilers.triton_target import make_current
 from planfreeze.constants import thaw_constant
 from planfreeze.dtypes import TRITON_TYPES
 from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
 from planfreeze.family import Argument, LaunchInfo, TritonSource
+from planfreeze.recorded.triton_kernel import FILE_OPTIONS
 from planfreeze.target import Target
 from planfreeze.tuning import find_hook
 
@@ -26,6 +30,13 @@ SPELLED = {
     "free": "in do_not_specialize",
 }
 """What markings are called where they are declared."""
+STATED_ELSEWHERE = {
+    "arch": "a plan's target says it",
+    "backend_name": "there is one backend",
+    "num_stages": "a source has a field of that name",
+    "num_warps": "a source has a field of that name",
+    "warp_size": "every target has warps of 32",
+}
 DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 
 
@@ -42,7 +53,8 @@ def compile_program(
     Raises
     ------
     CompileFailed
-        The kernel's parameters are not the family's arguments, or it needs scratch memory.
+        The kernel's parameters are not the family's arguments, an option is not one to declare, or it
+        needs scratch memory.
     UnfreezableKernel, ContradictoryMarking, UnkeyedCapture
         Its decorators do something around a launch; it is marked in another way than its family says; it uses
         something that is not in its key.
@@ -58,12 +70,15 @@ def compile_program(
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     divisible = {a.name for a in arguments if a.is_pointer and a.alignment % 16 == 0} | set(source.divisible)
     attributes = {(i,): DIVISIBLE_BY_16 for i, name in enumerate(kernel.arg_names) if name in divisible}
+    gpu = GPUTarget("cuda", target.sm, 32)
+    make_current(gpu)
     options = {name: thaw_constant(value) for name, value in source.options}
+    check_options(source.kernel, options, make_backend(gpu).parse_options({}))
     with tempfile.TemporaryDirectory(prefix="planfreeze-triton-") as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
         compiled = triton.compile(
             ASTSource(kernel, signature, constants, attributes),
-            target=GPUTarget("cuda", target.sm, 32),
+            target=gpu,
             options={"num_warps": source.num_warps, "num_stages": source.num_stages, **options},
         )
     facts = compiled.metadata
@@ -73,12 +88,32 @@ def compile_program(
     return CompiledProgram(
         cubin=compiled.asm["cubin"],
         launch=LaunchInfo(
-            block=(source.num_warps * 32, 1, 1),
+            # Warps that take other parts of a kernel come on top of the declared ones.
+            block=(facts.num_warps * facts.warp_size, 1, 1),
+            cluster=(facts.num_ctas, 1, 1),
             shared_bytes=facts.shared,
             is_cooperative=bool(getattr(facts, "launch_cooperative_grid", False)),
             is_programmatic=bool(getattr(facts, "launch_pdl", False)),
         ),
     )
+
+
+def check_options(kernel: str, options: Mapping[str, Any], known: Any) -> None:
+    """Refuse compile options that Triton would ignore, and those that say what a plan or a file says.
+
+    Raises
+    ------
+    CompileFailed
+        Names the first option.
+    """
+    for name in options:
+        if not hasattr(known, name):
+            raise CompileFailed(kernel, f"Triton has no option {name}, and would ignore it")
+        if name in FILE_OPTIONS:
+            raise CompileFailed(kernel, f"its option {name} names files, which are no part of a key")
+        if name in STATED_ELSEWHERE:
+            raise CompileFailed(kernel, f"its option {name} is not one to declare: {STATED_ELSEWHERE[name]}")
+    check_no_paths(kernel, "ptx_options", options.get("ptx_options"))
 
 
 def type_name(argument: Argument) -> str:

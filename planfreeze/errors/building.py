@@ -1,11 +1,15 @@
 """Errors of building: sources, compilers, compile processes, cubins."""
 
+import signal
+
 from planfreeze.errors.base import PlanfreezeError
 
 __all__ = [
     "CompileFailed",
     "CompilerMissing",
+    "DriverRefused",
     "InvalidCubin",
+    "KnobChanged",
     "SourceChanged",
     "SourceUnreadable",
     "ToolchainUnreadable",
@@ -73,19 +77,50 @@ class CompileFailed(PlanfreezeError):
         return f"{self.program} did not compile: {self.reason}"
 
 
-class WorkerDied(PlanfreezeError):
-    """A compile process ended in the middle of a program."""
+class KnobChanged(PlanfreezeError):
+    """Something that a compiler is steered by was changed in a compile process."""
 
-    def __init__(self, program: str, status: int, log: str) -> None:
-        super().__init__(program, status, log)
-        self.program, self.status, self.log = program, status, log
+    def __init__(self, program: str, knob: str, value: str) -> None:
+        super().__init__(program, knob, value)
+        self.program, self.knob, self.value = program, knob, value
 
     def __str__(self) -> str:
-        cause = f"signal {-self.status}" if self.status < 0 else f"status {self.status}"
         return (
-            f"the compile process of {self.program} ended with {cause}. Its program was not made; the others go on. "
+            f"{self.program} was compiled while {self.knob} was {self.value}, set by a module that it imports or when "
+            f"Python started. No key holds that, and whatever this process compiles next would change with it. "
+            f"Leave {self.knob} alone when kernels are imported, declare what it does as a compile option, and run: "
+            f"planfreeze build"
+        )
+
+
+class WorkerDied(PlanfreezeError):
+    """A compile process ended in the middle of a program, or was ended because it took too long."""
+
+    def __init__(self, program: str, status: int, log: str, timeout_s: float | None = None) -> None:
+        super().__init__(program, status, log, timeout_s)
+        self.program, self.status, self.log, self.timeout_s = program, status, log, timeout_s
+
+    @property
+    def is_worth_another_try(self) -> bool:
+        """Whether a signal ended it that may have had to do with the moment, such as a lack of memory."""
+        return self.status < 0 and self.timeout_s is None
+
+    def __str__(self) -> str:
+        cause = f"ended with {name_status(self.status)}"
+        if self.timeout_s is not None:
+            cause = f"was ended after {self.timeout_s:.0f} s"
+        return (
+            f"the compile process of {self.program} {cause}. Its program was not made; the others go on. "
             f"Run the build again with --jobs 1 if memory is short.{self.log}"
         )
+
+
+def name_status(status: int) -> str:
+    """Return how a process ended: its status, or number and name of the signal."""
+    if status >= 0:
+        return f"status {status}"
+    names = {member.value: member.name for member in signal.Signals}
+    return f"signal {-status}" + (f" ({names[-status]})" if -status in names else "")
 
 
 class InvalidCubin(PlanfreezeError, ValueError):
@@ -114,7 +149,7 @@ class UnexpectedCubin(PlanfreezeError):
         self.program, self.reason = program, reason
 
     def __str__(self) -> str:
-        return f"{self.program}: {self.reason}. Launching it would pass wrong parameters. Run: planfreeze build"
+        return f"{self.program}: {self.reason}. Launching it would fail, or pass wrong values. Run: planfreeze build"
 
 
 class WrongArch(PlanfreezeError):
@@ -130,6 +165,24 @@ class WrongArch(PlanfreezeError):
         return (
             f"{self.program} is made for {self.found}, not for {self.expected}. The driver would refuse it at the "
             f"first launch. Build the plan again: it compiles the program for {self.expected} and puts this one aside"
+        )
+
+
+class DriverRefused(PlanfreezeError):
+    """The driver cannot read a cubin: it is older than what made the cubin."""
+
+    exit_code = 6
+
+    def __init__(self, program: str, status: str, tools: str | None, supported: str) -> None:
+        super().__init__(program, status, tools, supported)
+        self.program, self.status, self.tools, self.supported = program, status, tools, supported
+
+    def __str__(self) -> str:
+        made_by = f"CUDA {self.tools}" if self.tools else "a CUDA that it does not name"
+        return (
+            f"the driver does not load {self.program}: {self.status}. Its cubin was made by tools of {made_by}, and "
+            f"the driver here supports CUDA {self.supported}: it reads none of a later CUDA than it knows. Install a "
+            f"newer driver, after which the same store serves, or build the plan with compilers of an older CUDA"
         )
 
 

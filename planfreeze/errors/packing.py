@@ -126,16 +126,19 @@ class RecordsDiffer(PlanfreezeError):
 
 
 class DamagedEntries(PlanfreezeError):
-    """A store that was verified holds entries that are damaged or lack what they name."""
+    """A store or pack that was verified holds entries that are damaged or lack what they name."""
 
     exit_code = 4
 
-    def __init__(self, store: str, checked: int, count: int) -> None:
-        super().__init__(store, checked, count)
-        self.store, self.checked, self.count = store, checked, count
+    def __init__(self, store: str, checked: int, count: int, *, is_pack: bool = False) -> None:
+        super().__init__(store, checked, count, is_pack)
+        self.store, self.checked, self.count, self.is_pack = store, checked, count, is_pack
 
     def __str__(self) -> str:
+        advice = f"Run: planfreeze verify --repair --store {self.store}"
+        if self.is_pack:
+            advice = f"A pack is never changed; write it anew: planfreeze pack --plan NAME --store DIR -o {self.store}"
         return (
             f"{self.count} of {self.checked} entries of {self.store} are damaged or lack what they name. Sessions "
-            f"refuse the plans concerned. Run: planfreeze verify --repair --store {self.store}"
+            f"refuse the plans concerned. {advice}"
         )

@@ -23,6 +23,7 @@ __all__ = [
     "bind_call",
     "check_call",
     "describe_call",
+    "functions_of",
     "is_tracing",
     "make_call",
     "make_options",
@@ -120,6 +121,12 @@ def bind_call(body: Any, arguments: tuple[Any, ...], options: Mapping[str, Any])
     )
 
 
+def functions_of(call: BoundCall) -> tuple[Any, ...]:
+    """Return the function of a call, and the functions among its arguments."""
+    passed = (value for _, value, _ in call.arguments if inspect.isfunction(value))
+    return (call.body, *(unwrap(function) for function in passed))
+
+
 @functools.lru_cache(maxsize=4096)
 def signature_of(body: Any) -> inspect.Signature:
     """Return a function's signature as the DSL reads it."""
@@ -190,7 +197,7 @@ def check_call(call: BoundCall, payload: CuteFunctionPayload) -> None:
 def describe_options(compile_options: Any, environment: Any) -> tuple[Field, ...]:
     """Return the compile options that differ from the DSL's defaults, those of its environment included."""
     return effective_options(
-        tuple((kind, option.value) for kind, option in compile_options.options.items()),
+        tuple((kind, type(option.value), option.value) for kind, option in compile_options.options.items()),
         frozenset(compile_options._debug_selectors),
         tuple((name, getattr(environment, name)) for name in ENVIRONMENT_FACTS),
     )
@@ -198,12 +205,15 @@ def describe_options(compile_options: Any, environment: Any) -> tuple[Field, ...
 
 @functools.lru_cache(maxsize=256)
 def effective_options(
-    stated: tuple[tuple[Any, Any], ...], debugged: frozenset[str], environment: tuple[tuple[str, Any], ...]
+    stated: tuple[tuple[Any, type, Any], ...], debugged: frozenset[str], environment: tuple[tuple[str, Any], ...]
 ) -> tuple[Field, ...]:
-    """Return the options that the DSL makes of stated ones and its environment, but for its defaults."""
+    """Return the options that the DSL makes of stated ones and its environment, but for its defaults.
+
+    Types are stated because what is remembered for 1 would be found for ``True``.
+    """
     settings = SimpleNamespace(**dict(environment))
     effective = import_module("cutlass.base_dsl.compiler").CompileOptions()
-    for kind, value in stated:
+    for kind, _, value in stated:
         effective.options[kind].value = value
     effective.apply_envar_settings(settings, "")
     if debugged | effective._debug_selectors:

@@ -10,12 +10,13 @@ from typing import Any, Union, get_args, get_origin
 
 from planfreeze.constants import (
     OBJECT,
+    check_unmarked,
     constant_modules,
     find_object,
     follow,
     freeze_constant,
-    module_name,
     name_object,
+    place_object,
     thaw_constant,
 )
 from planfreeze.errors import UnnameableConstant
@@ -27,6 +28,7 @@ __all__ = [
     "field_modules",
     "freeze_function",
     "freeze_value",
+    "inner_codes",
     "is_numeric",
     "pairs",
     "thaw_value",
@@ -94,6 +96,7 @@ def freeze_container(name: str, value: Any, inner: tuple[int, ...]) -> Field:
         )
     items = (freeze_value(f"{name}[{index}]", item, inner) for index, item in enumerate(value))
     if type(value) is tuple:
+        check_unmarked(name, value)
         return tuple(items)
     return (LIST, *items) if type(value) is list else (NAMED_TUPLE, name_object(name, type(value)), *items)
 
@@ -157,7 +160,7 @@ def freeze_function(name: str, function: Any, above: tuple[int, ...] = ()) -> Fi
     module = sys.modules.get(getattr(body, "__module__", None) or "")
     if module is None:
         raise UnnameableConstant(name, repr(function), "it is in no module that is loaded")
-    reference = f"{module_name(module)}:{body.__qualname__}"
+    reference = place_object(name, module, body.__qualname__)
     if unwrap(follow(module, body.__qualname__)) is body:
         return (OBJECT, reference)
     if "<locals>" not in body.__qualname__ or "<lambda>" in body.__qualname__:
@@ -245,6 +248,7 @@ def codes_by_name(text: str, path: str) -> dict[str, list[CodeType]]:
 
 
 def inner_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of all functions and classes inside code."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant

@@ -11,13 +11,31 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from planfreeze.errors import PlanfreezeError, Unrecordable
+from planfreeze.compilers.assignments import keyed_text
+from planfreeze.compilers.watching import WatchedCaptures
+from planfreeze.errors import (
+    PlanfreezeError,
+    SourceChanged,
+    SourceUnreadable,
+    UnkeyedCapture,
+    UnparsableSource,
+    Unrecordable,
+)
 from planfreeze.hooks import hook_method
 from planfreeze.payload import Payload
-from planfreeze.recorded.cute_calls import bind_call, check_call, describe_call, is_tracing, name_of
+from planfreeze.recorded.cute_calls import (
+    BoundCall,
+    bind_call,
+    check_call,
+    describe_call,
+    functions_of,
+    is_tracing,
+    name_of,
+)
 from planfreeze.recorded.cute_function import CuteFunctionPayload, function_modules
 from planfreeze.recorders.cute_instances import TracedInstances
 from planfreeze.recorders.tally import Recorder, Release, Tally
+from planfreeze.sources import read_sources
 from planfreeze.target import ARCHS
 
 __all__ = ["recorder"]
@@ -45,6 +63,7 @@ class Calls(threading.local):
 
 calls = Calls()
 traced = TracedInstances()
+captures = WatchedCaptures()
 # By the object in which the DSL keeps how a compiled function takes its arguments: its executors share it.
 compiled_calls: "WeakKeyDictionary[Any, Asked]" = WeakKeyDictionary()
 
@@ -100,9 +119,31 @@ def describe(dsl: Any, body: Any, arguments: tuple[Any, ...], options: dict[str,
         call = bind_call(body, arguments, options)
         payload = describe_call(call, dsl.compile_options)
         check_call(call, payload)
+        check_globals(call, payload)
     except Unrecordable as error:
         return Asked(None, error)
     return Asked(payload, None)
+
+
+def check_globals(call: BoundCall, payload: CuteFunctionPayload) -> None:
+    """Check that what a function reaches is what its text says: a build knows nothing else.
+
+    Raises
+    ------
+    Unrecordable
+        The run has changed something that the function reads.
+    """
+    try:
+        captures.check(
+            payload.digest,
+            payload.function,
+            functions_of(call),
+            lambda: keyed_text(read_sources(function_modules(payload))),
+        )
+    except UnkeyedCapture as error:
+        raise Unrecordable(payload.function, f"it uses {error.name}: {error.reason}") from error
+    except (SourceUnreadable, UnparsableSource, SourceChanged):
+        return  # the build refuses it by its module
 
 
 def count_runs(original: Any, tally: Tally) -> Any:

@@ -13,9 +13,18 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from planfreeze.errors import CompilationForbidden, SourceUnreadable, UnparsableSource, Unrecordable
+from planfreeze.compilers.assignments import KeyedText
+from planfreeze.compilers.watching import WatchedCaptures
+from planfreeze.errors import (
+    CompilationForbidden,
+    SourceChanged,
+    SourceUnreadable,
+    UnkeyedCapture,
+    UnparsableSource,
+    Unrecordable,
+)
 from planfreeze.hooks import hook_method
-from planfreeze.recorded.cute_calls import BoundCall, bind_call, describe_call, is_tracing
+from planfreeze.recorded.cute_calls import BoundCall, bind_call, describe_call, functions_of, is_tracing
 from planfreeze.recorded.cute_differences import list_differences
 from planfreeze.recorded.cute_function import CuteFunctionPayload, cute_function, function_modules
 from planfreeze.recorded.values import unwrap
@@ -23,7 +32,7 @@ from planfreeze.resolve import ResolvedProgram
 from planfreeze.serving.cute_objects import check_host_objects, load_function, run_function
 from planfreeze.serving.misses import ADVICE
 from planfreeze.serving.programs import ServedPlan, Server, note_served
-from planfreeze.sources import read_sources
+from planfreeze.sources import Sources, read_sources
 
 __all__ = ["CuteServer", "server"]
 
@@ -45,6 +54,8 @@ class CuteServer:
         self.programs = {p.payload.digest: p for p in served.programs if isinstance(p.payload, CuteFunctionPayload)}
         families = (family for family in served.plan.families if family.reference == cute_function.reference)
         self.texts = {name: digest for family in families for name, digest in family.sources.modules}
+        self.text = KeyedText(Sources(tuple(sorted(self.texts.items()))))
+        self.captures = WatchedCaptures()
         self.changed: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.loaded: dict[str, Any] = {}
         self.noted: set[str] = set()
@@ -96,7 +107,7 @@ class CuteServer:
 
     def serve(self, ask: Callable[[], Asked], give: Callable[..., Any], miss: Callable[[], Any]) -> Any:
         """Give what is planned for a call, else go on to the DSL and explain its guard's refusal."""
-        asked: CuteFunctionPayload | Unrecordable | None = None
+        asked: CuteFunctionPayload | Unrecordable | UnkeyedCapture | None = None
         try:
             found = ask()
         except Unrecordable as error:
@@ -105,6 +116,8 @@ class CuteServer:
             call, payload = found
             program, asked = self.programs.get(payload.digest), payload
             if program is not None and not self.changed_modules(payload):
+                asked = self.find_change(call, payload)
+            if program is not None and asked is None:
                 self.admit(program, call.body._dsl_object.envar.arch)
                 return give(program, call)
         try:
@@ -125,13 +138,25 @@ class CuteServer:
             self.changed[roots] = changed
         return changed
 
-    def explain(self, asked: CuteFunctionPayload | Unrecordable | None) -> str:
+    def find_change(self, call: BoundCall, payload: CuteFunctionPayload) -> UnkeyedCapture | None:
+        """Return what a function reaches that is not what its text says, if anything is."""
+        try:
+            self.captures.check(payload.digest, payload.function, functions_of(call), lambda: self.text)
+        except UnkeyedCapture as error:
+            return error
+        except SourceChanged as error:
+            return UnkeyedCapture(payload.function, error.module, "its text has changed since it was looked at")
+        return None
+
+    def explain(self, asked: CuteFunctionPayload | Unrecordable | UnkeyedCapture | None) -> str:
         """Say what the plan has instead: the nearest planned call of the function, with what differs."""
         plan = self.served.plan.name
         if asked is None:
             return ""
         if isinstance(asked, Unrecordable):
             return f"No plan can hold it: {asked.reason}. Run: the call before the guard is armed"
+        if isinstance(asked, UnkeyedCapture):
+            return f"{plan} holds {asked.kernel} as its text is, which uses {asked.name}: {asked.reason}. {ADVICE}"
         payloads = [program.payload for program in self.programs.values()]
         same = [p for p in payloads if isinstance(p, CuteFunctionPayload) and p.function == asked.function]
         if asked.digest in self.programs:

@@ -139,7 +139,7 @@ def run_function(function: Any, program: ResolvedProgram, call: BoundCall) -> No
     Raises
     ------
     DSLCudaRuntimeError
-        The DSL's own error, with the name of CUDA's, when a launch fails.
+        The DSL's own error, with the name of CUDA's and a note of the program, when a launch fails.
     """
     execution = function.execution_args
     values = execution.get_rectified_args_from_original_args(call.bound.args, call.bound.kwargs)
@@ -148,5 +148,9 @@ def run_function(function: Any, program: ResolvedProgram, call: BoundCall) -> No
     names = execution.signature.parameters
     taken = tuple(None if name in baked else value for name, value in zip(names, values, strict=True))
     pointers, adapted = execution.generate_execution_args(taken, {})
-    function.run_compiled_program(pointers)
+    try:
+        function.run_compiled_program(pointers)
+    except Exception as error:
+        error.add_note(f"It was served from a plan as {program.name}")
+        raise
     del adapted  # what the pointers point into lives until here

@@ -1,10 +1,12 @@
 """What a recording cannot hold is refused by name, with the argument, attribute, captured value or option."""
 
 import json
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from .conftest import GUARD, Workshop
+from .conftest import DEVICE, GUARD, Workshop
 from .programs import HOSTS, IMPORTS
 
 SETUP = """
@@ -57,6 +59,20 @@ CALLS = {
     ),
     "MLIR for later": ("cute.compile.to_precompiled_mlir(inner, 0)", "compile_to_precompiled_mlir=..."),
 }
+
+
+LINKING = """
+from cutlass.cute.runtime import from_dlpack
+@cute.kernel
+def sine_kernel(x: cute.Tensor):
+    sine = cute.ffi(name="__nv_sinf", params_types=[cutlass.Float32], return_type=cutlass.Float32, source="LIBRARY")
+    x[0] = sine(x[0])
+@cute.jit
+def sine(x: cute.Tensor):
+    sine_kernel(x).launch(grid=(1, 1, 1), block=(32, 1, 1))
+if __name__ == "__main__":
+    sine(from_dlpack(array(64)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +136,12 @@ def test_options_of_the_environment_are_part_of_a_program_or_refused(workshop: W
     recording = workshop.record(script, status=1, CUTE_DSL_COMPILER_OPT="debug{launch-check}")
     assert [line["reason"] for line in recording["refused"]] == ["option debug = launch-check: it checks launches"]
     assert recording["programs"] == []
+
+
+def test_bitcode_that_a_recorded_kernel_links_is_refused_by_the_build(workshop: Workshop, runtime: Path) -> None:
+    library = Path(str(find_spec("triton").origin)).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc"
+    script = workshop.write("linking.py", DEVICE, IMPORTS, LINKING.replace("LIBRARY", str(library)))
+    stub = {"CUTE_DSL_LIBS": str(runtime), "STUB_LOG": str(workshop.folder / "recorded.log")}
+    assert workshop.record(script, **stub)["refused"] == []
+    said = workshop.build("linking", status=1)["said"]
+    assert f'it links "{library}", whose content is no part of its key' in said

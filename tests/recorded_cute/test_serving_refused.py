@@ -58,9 +58,20 @@ def test_another_architecture_than_the_process_compiles_for_is_named(filled: Wor
     assert f"it is for {ARCH}, and the DSL is set to sm_120a" in said
 
 
-def test_a_failed_launch_raises_with_the_name_of_cudas_error(filled: Workshop, runtime: Path) -> None:
-    said = filled.serve(filled.folder / "filled.py", status=1, CUTE_DSL_LIBS=str(runtime), STUB_ERROR="719")
-    assert "cudaErrorLaunchFailure" in said
+def test_a_failed_launch_raises_with_the_name_of_cudas_error_and_the_program(filled: Workshop, runtime: Path) -> None:
+    caught = """
+        from filled import *
+        try:
+            fill(from_dlpack(array(64), assumed_align=16).mark_layout_dynamic(), 2.5, cuda.CUstream(64))
+        except Exception as error:
+            print(type(error).__name__, error, *error.__notes__)
+        """
+    failing = {"CUTE_DSL_LIBS": str(runtime), "STUB_ERROR": "719"}
+    script = filled.write("caught.py", caught)
+    said = filled.run(script, environment=filled.served_environment("filled", **failing))
+    assert said.startswith("DSLCudaRuntimeError") and "cudaErrorLaunchFailure" in said
+    assert "It was served from a plan as cute_function(function=filled:fill, x=" in said
+    assert "cudaErrorLaunchFailure" in filled.serve(filled.folder / "filled.py", status=1, **failing)
 
 
 def test_a_damaged_host_object_is_never_loaded(filled: Workshop, runtime: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "shared_bytes": definition.source.launch.shared_bytes,
             "pointers": sum(argument.is_pointer for argument in definition.arguments),
         }
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(REPOSITORY / "tools")}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tools'}"}
     command = [sys.executable, "-c", COMPILE]
     subprocess.run(command, input=json.dumps(requests), text=True, cwd=folder, env=environment, check=True)
     return {digest: (folder / digest).read_text() for digest in requests}
