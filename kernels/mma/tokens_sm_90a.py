@@ -78,14 +78,17 @@ def chunk_offsets(lane, tokens):
 def copy_tokens(pipeline, stage, lane, rows, row_scales, valid):
     """Start the copies of K128 of the first ``valid`` tokens and of their scales; one warp.
 
-    ``rows[i]`` is the lane's source for token ``4 * i + (lane >> 3)``, ``row_scales`` its source for token ``lane``.
+    ``rows[i]`` is the lane's source for token ``4 * i + (lane >> 3)``, ``row_scales[i]`` that for token ``32 * i +
+    lane``.
     The rest of the operand stays what it was, and reaches only result columns that nobody reads.
     """
     for i, offset in enumerate(chunk_offsets(lane, pipeline.tokens)):
         is_live = Int32(4 * i + (lane >> 3) < valid)
         copy_16(stage + pipeline.activations + offset, rows[i], Int32(CHUNK_BYTES), is_live)
     target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
-    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
+    for i, source in enumerate(row_scales):
+        is_live = Int32(32 * i + lane < valid)
+        copy_16(target + 32 * i * ROW_SCALE_BYTES, source, Int32(ROW_SCALE_BYTES), is_live)
 
 
 def token_descriptor(address):

@@ -19,6 +19,7 @@ from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipe
 __all__ = ["SplitFc2"]
 
 CONSUMERS = 128
+WARP = 32
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One intermediate row of K128 and its four fp32 scales."""
 
@@ -54,7 +55,7 @@ class SplitFc2:
     hidden, intermediate : int
         Output columns, a multiple of 256, and K, a multiple of 64.
     tile_m : int
-        Rows per tile: 8, 16 or 32.
+        Rows per tile: 8, 16, 32 or 64.
     csf_inline : bool
         Read scales from inline storage.
     """
@@ -66,7 +67,7 @@ class SplitFc2:
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
         assert self.pipeline.activations % SWIZZLE_BYTES == 0
-        self.product = RowProduct(self.pipeline, tile_m=tile_m)
+        self.product = RowProduct(self.pipeline, tile_m=tile_m, column_stride=mma.CONSUMER_WARPS * mma.CHUNK_BYTES)
         self.hidden = hidden
         self.tile_m = tile_m
         self.tiles = row_tiles(hidden)
@@ -245,29 +246,43 @@ class SplitFc2:
             if task + blocks < tasks:
                 next_expert, next_valid = self.load_entry(parameters, task + blocks)
             m_tile, tile = self.split_task(task)
-            # Loaded before the steps, which hide the latency: lane l has the entry of row l, valid or not.
+            # Loaded before the steps, which hide the latency: lane l has the entries of rows l and l + 32, valid or not.
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
-            row = Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1))) * 4
-            row_pair = ptx.load_global_i32(token_map + row)
-            weight = ptx.load_global_f32(row_weight + row)
+            entries = [
+                Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1)) + first) * 4
+                for first in range(0, self.tile_m, WARP)
+            ]
+            row_pairs = [ptx.load_global_i32(token_map + entry) for entry in entries]
+            weights = [ptx.load_global_f32(row_weight + entry) for entry in entries]
             for index in cutlass.range_constexpr(4 * slots):
                 sums[index] = Float32(0.0)
-            for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
-                ptx.wait(stage + self.pipeline.full, parity)
-                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.COLUMNS)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-            if cutlass.const_expr(self.steps > self.whole_steps):
-                ptx.wait(stage + self.pipeline.full, parity)
-                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+            if cutlass.const_expr(self.tile_m == 64):
+                for step in cutlass.range(0, self.steps, 1, unroll=1):
+                    columns = Int32(mma.COLUMNS)
+                    if step == self.whole_steps:
+                        columns = Int32(mma.TAIL_COLUMNS)
+                    ptx.wait(stage + self.pipeline.full, parity)
+                    self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, columns)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+            else:
+                for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
+                    ptx.wait(stage + self.pipeline.full, parity)
+                    self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                if cutlass.const_expr(self.steps > self.whole_steps):
+                    ptx.wait(stage + self.pipeline.full, parity)
+                    self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
             first_column = Int64(tile * 128 + warp * 32 + quad)
             for slot in cutlass.range_constexpr(slots):
-                row = tokens.token_of_column(self.tile_m, lane, slot)
-                pair = cute.arch.shuffle_sync(row_pair, row)
-                slot_weight = cute.arch.shuffle_sync(weight, row)
-                if row < valid:
-                    target = route_output + (Int64(pair) * self.hidden + first_column) * 2
-                    for nt in cutlass.range_constexpr(4):
-                        value = ptx.mul_rn(sums[slots * nt + slot], Float32(mma.PRODUCT_FACTOR))
-                        value = ptx.mul_rn(ptx.mul_rn(value, factor), slot_weight)
-                        ptx.store_global_bf16(target + 16 * nt, value)
+                # The same in all lanes; and what slots need is not held for all of them at once.
+                if tokens.token_of_column(self.tile_m, 0, slot) < valid:
+                    row = tokens.token_of_column(self.tile_m, lane, slot)
+                    pair = cute.arch.shuffle_sync(row_pairs[slot // 8], row - WARP * (slot // 8))
+                    slot_weight = cute.arch.shuffle_sync(weights[slot // 8], row - WARP * (slot // 8))
+                    if row < valid:
+                        target = route_output + (Int64(pair) * self.hidden + first_column) * 2
+                        for nt in cutlass.range_constexpr(4):
+                            value = ptx.mul_rn(sums[4 * slot + nt], Float32(mma.PRODUCT_FACTOR))
+                            value = ptx.mul_rn(ptx.mul_rn(value, factor), slot_weight)
+                            ptx.store_global_bf16(target + 16 * nt, value)
