@@ -152,9 +152,7 @@ class MicroFc1:
                         if step == self.lag:
                             half = tile & 1
                         self.finish(memory, behind, behind_parity, lane, half, step == self.lag)
-                        behind, behind_left, behind_parity = mma.advance(
-                            self.pipeline, behind, behind_left, behind_parity
-                        )
+                        behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                     if step == 1:
                         self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
                     copied = copied + 1

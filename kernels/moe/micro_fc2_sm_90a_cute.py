@@ -145,9 +145,7 @@ class MicroFc2:
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                     if copied >= self.lag:
                         self.finish(memory, behind, behind_parity, lane, behind_step)
-                        behind, behind_left, behind_parity = mma.advance(
-                            self.pipeline, behind, behind_left, behind_parity
-                        )
+                        behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                         behind_step = self.advance_step(behind_step)
                     if step == self.steps - 1:
                         self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
