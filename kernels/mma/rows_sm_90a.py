@@ -1,7 +1,7 @@
 """Tile product of MXFP4 weights and the rows of an m tile on sm_90a.
 
 Operand, order and instructions are those of ``tokens_sm_90a``. A tile is multiplied at the least width there is for its
-valid rows: of 16 and 32 rows half or all of them, of 64 rows nearly every multiple of 8; of 8 rows, which is the least
+valid rows: of 16 rows half or all of them, of 64 rows nearly every multiple of 8; of 8 rows, which is the least
 width, half of the results are left out. The weights of a K32 group are read and decoded once for all rows of the tile.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["RowProduct", "copy_rows"]
 
 SMALLEST_WIDTH = 8
 """N of the narrowest wgmma."""
-SLOTS = {8: (1, 2), 16: (2, 4), 32: (4, 8), 64: (2, 4, 6, 8, 10, 12, 16)}
+SLOTS = {8: (1, 2), 16: (2, 4), 64: (2, 4, 6, 8, 10, 12, 16)}
 """By rows of a tile, the numbers of a lane's result columns it may be multiplied with; four rows are one column.
 
 With 14 of them, too, the kernels for 64 rows would need more registers than two blocks per SM leave.
@@ -47,7 +47,7 @@ class RowProduct:
     pipeline : Pipeline
         Stages whose activations are a swizzled operand of ``tile_m`` rows.
     tile_m : int
-        Rows of an m tile: 8, 16, 32 or 64.
+        Rows of an m tile: 8, 16 or 64.
     column_stride : int
         Distance of K32 groups in a lane's weights.
 
@@ -127,7 +127,7 @@ class RowProduct:
                 column, piece, products = units[index]
                 if piece[0] == products[0] == 0:
                     fragments = mma.arrange_fragments(ptx.load_shared_x4(weights + column * self.column_stride))
-                # Eight rows of the operand are 1024 bytes and a K32 group 32, of which the descriptor counts sixteenths.
+                # The descriptor counts 16 bytes: eight rows of the operand are 1024, and a K32 group 32.
                 operand = descriptor + (2 * column + 32 * piece[0])
                 width = max(SMALLEST_WIDTH, 4 * len(piece))
                 started.append(ptx.start_products([fragments[b] for b in products], operand, width))
@@ -174,10 +174,7 @@ class RowProduct:
 
 
 def divide(slots):
-    """Divide result columns into one or two pieces that are multiplied one after the other, each of whole eights of rows.
-
-    The first is the larger one, if one is.
-    """
+    """Divide result columns into one or two pieces of whole eights of rows, the larger one first."""
     if slots <= WIDEST_PIECE:
         return [range(slots)]
     first = 2 * -(-slots // 4)

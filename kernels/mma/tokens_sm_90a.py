@@ -1,4 +1,4 @@
-"""Tile product of MXFP4 weights and the MXFP8 activations of 8, 16 or 32 tokens on sm_90a.
+"""Tile product of MXFP4 weights and the MXFP8 activations of several tokens on sm_90a.
 
 Like the product of one row in ``sm_90a``, whose decoding, stages and rounding this uses; but the N operand has as many
 columns as the m tile has rows. They are gathered token by token with 16-byte copies into the 128-byte swizzle: row
@@ -35,8 +35,8 @@ __all__ = [
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One activation row of K128 and its four fp32 scales."""
 CHUNK_BYTES = 16
-GROUPS_IN_FLIGHT = {8: 2, 16: 2, 32: 1}
-"""wgmma groups started before the first is waited for, by tokens: what 96, 96 and 128 registers suffice for."""
+GROUPS_IN_FLIGHT = 2
+"""wgmma groups started before the first is waited for: what 96 registers suffice for."""
 
 
 # --- instructions -----------------------------------------------------------------------------------------------
@@ -110,10 +110,7 @@ def parts(tokens):
     """
     if tokens == 8:
         return [(0, (0,)), (4, (1,))]
-    if tokens == 16:
-        return [(0, (0, 1)), (8, (2, 3))]
-    # Branches around parts of 32 tokens make ptxas keep results apart that otherwise share registers.
-    return [(0, tuple(range(tokens // 4)))]
+    return [(0, (0, 1)), (8, (2, 3))]
 
 
 def token_of_column(tokens, lane, column):
@@ -130,7 +127,6 @@ def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_s
     ``valid`` on have no meaning. The stage is free for the producer once the scales of its last K32 group are read.
     """
     tokens = pipeline.tokens
-    in_flight = GROUPS_IN_FLIGHT[tokens]
     descriptor = token_descriptor(stage + pipeline.activations)
     addresses = [
         stage + pipeline.activation_scales + token_of_column(tokens, lane, column) * ROW_SCALE_BYTES
@@ -139,11 +135,11 @@ def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_s
     # Fewer loads, where there are registers for all of them.
     loaded = [ptx.load_shared_f32x4(address) for address in addresses] if tokens == 8 else None
     started = []
-    for turn in range(COLUMNS + in_flight - 1):
+    for turn in range(COLUMNS + GROUPS_IN_FLIGHT - 1):
         if turn < COLUMNS:
             words = ptx.load_shared_x4(stage + weight_offset + turn * column_stride)
             started.append(ptx.start_products(arrange_fragments(words), descriptor + 2 * turn, tokens))
-        done = turn - (in_flight - 1)
+        done = turn - (GROUPS_IN_FLIGHT - 1)
         if done >= 0:
             weight_scales = ptx.load_shared_f32x4(stage + scale_offset + done * COLUMN_BYTES)
             if loaded:

@@ -8,7 +8,7 @@ from planfreeze.kernels.moe.geometry import ceil_div
 
 __all__ = ["TILE_SIZES", "max_m_tiles", "rows_cap"]
 
-TILE_SIZES = (8, 16, 32, 64)
+TILE_SIZES = (8, 16, 64)
 """Rows of a tile that kernels exist for."""
 
 

@@ -211,8 +211,9 @@ def choose_scale_mode(sharded: ShardedModel, capacity: int, arm: Arm, options: P
 def choose_tile_m(arch: str, capacity: int) -> int:
     """Return the rows of a tile of grouped routes.
 
-    A block-scaled product takes 16 tokens and no other number. A wgmma takes 8, 16, 32 or 64: few tokens leave most rows
-    of a large tile empty, and many take every weight tile less often through the decoder when the tile is large.
+    A block-scaled product takes 16 tokens and no other number. Tiles of wgmma kernels
+    have 8, 16 or 64: few tokens leave most rows of a large tile empty, and many take every weight tile less often
+    through the decoder when the tile is large.
     """
     steps = TILE_M_STEPS[target(arch).arch]
     return next(tile_m for largest, tile_m in steps if largest is None or capacity <= largest)

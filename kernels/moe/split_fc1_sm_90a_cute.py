@@ -59,7 +59,7 @@ class SplitFc1:
     steps later it rebuilds the staged scales to fp32, so that both kinds of scale storage reach the very same
     instructions of the other warps, and hands the stage over. Gate and up of a column meet through shared memory: the
     warps of the up rows finish one half of the tokens, those of the gate rows the other. 51,200 bytes of shared memory
-    for 8 tokens, 57,344 for 16 and 73,728 for 32; 4, 4 and 3 blocks per SM. Persistent blocks stride over the tasks of
+    for 8 tokens, 57,344 for 16 and 98,304 for 64; 4, 4 and 2 blocks per SM. Persistent blocks stride over the tasks of
     the live m tiles, m-major: tasks of one m tile share its activations in L2. sm_90a.
 
     Parameters
@@ -71,7 +71,7 @@ class SplitFc1:
     top_k : int
         Routes per token.
     tile_m : int
-        Rows of an m tile: 8, 16, 32 or 64.
+        Rows of an m tile: 8, 16 or 64.
     limit : str
         Decimal text of L; empty for none.
     fast_math : bool
