@@ -7,14 +7,13 @@ width, half of the results are left out. The weights of a K32 group are read and
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
-from cutlass import Constexpr, Int32, Int64, cute
+from cutlass import Constexpr, Int64, cute
 
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
-from planfreeze.kernels.mma.memory import copy_16
 
-__all__ = ["RowProduct", "copy_rows"]
+__all__ = ["RowProduct"]
 
 SMALLEST_WIDTH = 8
 """N of the narrowest wgmma."""
@@ -26,17 +25,6 @@ With 14 of them, too, the kernels for 64 rows would need more registers than two
 WIDEST_PIECE = 8
 """Result columns of a lane that are multiplied at once: two products of more and the sums of 64 rows are more than the
 registers hold."""
-
-
-def copy_rows(target, source, lane, valid, tile_m, pitch_bytes):
-    """Start this lane's copies of K128 of the first ``valid`` rows to the operand at ``target``.
-
-    ``source`` is the lane's: 16-byte chunk ``lane & 7`` of row ``lane >> 3``. The lane copies every fourth row; rows
-    are ``pitch_bytes`` apart. The rest of the operand stays what it was, and reaches only columns that nobody reads.
-    """
-    for i, offset in enumerate(tokens.chunk_offsets(lane, tile_m)):
-        is_live = Int32(4 * i + (lane >> 3) < valid)
-        copy_16(target + offset, source + Int64(4 * i * pitch_bytes), Int32(16), is_live)
 
 
 class RowProduct:

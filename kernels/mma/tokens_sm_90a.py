@@ -75,20 +75,47 @@ def chunk_offsets(lane, tokens):
     return [(first ^ (64 * (i & 1))) + 4 * i * ROW_BYTES for i in range(tokens // 4)]
 
 
-def copy_tokens(pipeline, stage, lane, rows, row_scales, valid):
+def copy_tokens(pipeline, stage, lane, source, rows, pitch_bytes, row_scales, valid):
     """Start the copies of K128 of the first ``valid`` tokens and of their scales; one warp.
 
-    ``rows[i]`` is the lane's source for token ``4 * i + (lane >> 3)``, ``row_scales[i]`` that for token ``32 * i +
-    lane``.
-    The rest of the operand stays what it was, and reaches only result columns that nobody reads.
+    ``source``, ``rows`` and ``pitch_bytes`` say what :func:`copy_chunks` copies; ``row_scales[i]`` is the lane's source
+    for the scales of token ``32 * i + lane``.
     """
-    for i, offset in enumerate(chunk_offsets(lane, pipeline.tokens)):
-        is_live = Int32(4 * i + (lane >> 3) < valid)
-        copy_16(stage + pipeline.activations + offset, rows[i], Int32(CHUNK_BYTES), is_live)
+    copy_chunks(stage + pipeline.activations, lane, source, rows, pitch_bytes, valid)
     target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
-    for i, source in enumerate(row_scales):
+    for i, scales in enumerate(row_scales):
         is_live = Int32(32 * i + lane < valid)
-        copy_16(target + 32 * i * ROW_SCALE_BYTES, source, Int32(ROW_SCALE_BYTES), is_live)
+        copy_16(target + 32 * i * ROW_SCALE_BYTES, scales, Int32(ROW_SCALE_BYTES), is_live)
+
+
+def copy_chunks(target, lane, source, rows, pitch_bytes, valid):
+    """Start a lane's copies of K128 of the first ``valid`` rows of an operand; of sixteen, all are left out if none is.
+
+    Row ``4 * i + (lane >> 3)`` of the operand is row ``rows[i]`` in memory, ``pitch_bytes`` from one to the next;
+    ``source`` is this lane's chunk of row 0. The rest of the operand stays what it was, and reaches only result columns
+    that nobody reads.
+    """
+    targets = [target + offset for offset in chunk_offsets(lane, 4 * len(rows))]
+    for first in range(0, len(rows), 4):
+        some = slice(first, first + 4)
+        if first == 0:
+            start_copies(0, targets[some], lane, source, rows[some], pitch_bytes, valid)
+        else:
+            start_copies_from(4 * first, targets[some], lane, source, rows[some], pitch_bytes, valid)
+
+
+@cute.jit
+def start_copies_from(first_row: Constexpr, targets, lane, source, rows, pitch_bytes: Constexpr, valid):
+    """Start copies to every fourth row from ``first_row`` on, if that row is valid."""
+    if valid > first_row:
+        start_copies(first_row, targets, lane, source, rows, pitch_bytes, valid)
+
+
+def start_copies(first_row, targets, lane, source, rows, pitch_bytes, valid):
+    """Start copies to every fourth row from ``first_row`` on, where they are valid."""
+    for i, target in enumerate(targets):
+        is_live = Int32(first_row + 4 * i + (lane >> 3) < valid)
+        copy_16(target, source + Int64(rows[i]) * pitch_bytes, Int32(CHUNK_BYTES), is_live)
 
 
 def token_descriptor(address):

@@ -202,9 +202,8 @@ class SplitFc1:
                         self.hand_over(record, m_tile, tile, valid, expert)
                     self.copy_weights(stage, weights)
                     self.scales.copy(stage, addresses, scales, wide, tile, step, headers)
-                rows = [row + Int64(source) * self.hidden for source in sources]
                 row_scales = [first_scales + Int64(token) * (self.hidden // 8) for token in held]
-                tokens.copy_tokens(self.pipeline, stage, lane, rows, row_scales, valid)
+                tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
                 commit_copies()
                 weights = weights + HALF_WEIGHT_BYTES
                 row = row + tokens.ROW_BYTES

@@ -10,7 +10,7 @@ from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
 from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.memory import commit_copies, wait_copies
-from planfreeze.kernels.mma.rows_sm_90a import RowProduct, copy_rows
+from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
@@ -161,7 +161,8 @@ class SplitFc2:
                         self.copy_weights(stage, weights, step)
                     self.copy_row_scales(stage, row_scales)
                     self.scales.copy(stage, addresses, scales, row_block, step, header)
-                copy_rows(stage + self.pipeline.activations, source, lane, valid, self.tile_m, self.padded)
+                target = stage + self.pipeline.activations
+                tokens.copy_chunks(target, lane, source, range(0, self.tile_m, 4), self.padded, valid)
                 commit_copies()
                 weights = weights + WEIGHT_BYTES
                 source = source + ROW_BYTES
