@@ -1,33 +1,30 @@
-"""Tile product of MXFP4 weights and the intermediate rows of an m tile on sm_90a.
+"""Tile product of MXFP4 weights and the rows of an m tile on sm_90a.
 
-The operand, its order and its instructions are those of ``tokens_sm_90a``; here the rows stand one after another in
-memory, K may end with half a stage, and a tile that is at most half full is multiplied at half the width: products
-of 8 instead of 16 columns, 16 instead of 32; of 8, which is the least, half of the results are left out.
+Operand, order and instructions are those of ``tokens_sm_90a``. A tile is multiplied at the least width there is for its
+valid rows: of 16 rows half or all of them, of 64 rows nearly every multiple of 8; of 8 rows, which is the least
+width, half of the results are left out. The weights of a K32 group are read and decoded once for all rows of the tile.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-from cutlass import Constexpr, Int32, Int64, cute
+import cutlass
+from cutlass import Constexpr, Int64, cute
 
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
-from planfreeze.kernels.mma.memory import copy_16
 
-__all__ = ["RowProduct", "copy_rows"]
+__all__ = ["RowProduct"]
 
 SMALLEST_WIDTH = 8
 """N of the narrowest wgmma."""
+SLOTS = {8: (1, 2), 16: (2, 4), 64: (2, 4, 6, 8, 10, 12, 16)}
+"""By rows of a tile, the numbers of a lane's result columns it may be multiplied with; four rows are one column.
 
-
-def copy_rows(target, source, lane, valid, tile_m, pitch_bytes):
-    """Start this lane's copies of K128 of the first ``valid`` rows to the operand at ``target``.
-
-    ``source`` is the lane's: 16-byte chunk ``lane & 7`` of row ``lane >> 3``. The lane copies every fourth row; rows
-    are ``pitch_bytes`` apart. The rest of the operand stays what it was, and reaches only columns that nobody reads.
-    """
-    for i, offset in enumerate(tokens.chunk_offsets(lane, tile_m)):
-        is_live = Int32(4 * i + (lane >> 3) < valid)
-        copy_16(target + offset, source + Int64(4 * i * pitch_bytes), Int32(16), is_live)
+With 14 of them, too, the kernels for 64 rows would need more registers than two blocks per SM leave.
+"""
+WIDEST_PIECE = 8
+"""Result columns of a lane that are multiplied at once: two products of more and the sums of 64 rows are more than the
+registers hold."""
 
 
 class RowProduct:
@@ -38,81 +35,135 @@ class RowProduct:
     pipeline : Pipeline
         Stages whose activations are a swizzled operand of ``tile_m`` rows.
     tile_m : int
-        Rows of an m tile: 8, 16 or 32.
+        Rows of an m tile: 8, 16 or 64.
+    column_stride : int
+        Distance of K32 groups in a lane's weights.
 
     Notes
     -----
     Products are started in units and two units are in flight, so that one is rescaled while the next is multiplied. A
-    unit is the two products of a K32 group for 8 rows, else a single one: results of two groups of 16 or 32 columns
-    are more than the registers of 4 or 3 blocks per SM hold.
+    unit is the two products of a K32 group for 8 rows, else one of them, of 32 rows at most: results of more are more
+    than the registers hold. Of 64 rows, two K32 groups are multiplied by the same instructions as the two after them,
+    which leaves the compiler registers enough.
     """
 
     UNITS_IN_FLIGHT = 2
 
-    def __init__(self, pipeline, *, tile_m):
+    def __init__(self, pipeline, *, tile_m, column_stride):
         self.pipeline = pipeline
         self.tile_m = tile_m
+        self.column_stride = column_stride
         self.slots = tile_m // 4
-        self.unit_products = 2 if tile_m == 8 else 1
+        self.unit_products = ((0, 1),) if tile_m == 8 else ((0,), (1,))
+
+    def multiply(self, stage, lane, weight_offset, scale_offset, valid, sums, columns=mma.COLUMNS):
+        """Add the products of a stage to ``sums[4 * slot + nt]`` of result column ``slot`` and row ``nt``.
+
+        Offsets are this lane's, in the stage. Of the stage's K32 groups only the first ``columns`` are read, an even
+        number, which for 64 rows may be an Int32. Sums of rows from ``valid`` on have no meaning. The stage is free for
+        the producer once its last results are there.
+        """
+        weights, scales = stage + weight_offset, stage + scale_offset
+        self.choose(stage, lane, weights, scales, valid, sums, columns, SLOTS[self.tile_m])
 
     @cute.jit
-    def multiply(self, stage, lane, weight_offset, scale_offset, valid, sums, columns: Constexpr):
-        """Add the products of a stage to ``sums[slots * nt + slot]`` of row ``nt`` and result column ``slot``.
-
-        Offsets are this lane's, in the stage. Of the stage's K32 groups only the first ``columns`` are read. Sums of
-        rows from ``valid`` on have no meaning. The stage is free for the producer once the last unit is finished.
-        """
-        if valid > self.tile_m // 2:
-            self.multiply_slots(stage, lane, weight_offset, scale_offset, sums, columns, self.slots)
+    def choose(self, stage, lane, weights, scales, valid, sums, columns, choices: Constexpr):
+        """Multiply with the least of some numbers of result columns, ascending, that holds the valid rows."""
+        if cutlass.const_expr(len(choices) > 1):
+            if valid > 4 * choices[-2]:
+                self.multiply_slots(stage, lane, weights, scales, sums, columns, choices[-1])
+            else:
+                self.choose(stage, lane, weights, scales, valid, sums, columns, choices[:-1])
         else:
-            self.multiply_slots(stage, lane, weight_offset, scale_offset, sums, columns, self.slots // 2)
+            self.multiply_slots(stage, lane, weights, scales, sums, columns, choices[0])
 
-    def multiply_slots(self, stage, lane, weight_offset, scale_offset, sums, columns, slots):
+    @cute.jit
+    def multiply_slots(self, stage, lane, weights, scales, sums, columns, slots: Constexpr):
         """Multiply for the first ``slots`` result columns of each lane."""
-        width = max(SMALLEST_WIDTH, 4 * slots)
-        units = 2 // self.unit_products
         descriptor = tokens.token_descriptor(stage + self.pipeline.activations)
-        load_scales = self.prepare_scales(stage, lane, slots)
+        row_scales = stage + self.pipeline.activation_scales
+        if cutlass.const_expr(self.tile_m == 64):
+            for half in cutlass.range(0, columns >> 1, 1, unroll=1):
+                self.multiply_columns(
+                    lane,
+                    descriptor + 4 * Int64(half),
+                    weights + 2 * self.column_stride * half,
+                    scales + 2 * mma.COLUMN_BYTES * half,
+                    row_scales + 8 * half,
+                    sums,
+                    2,
+                    slots,
+                )
+            mma.arrive_once(stage + self.pipeline.empty)
+        else:
+            empty = stage + self.pipeline.empty
+            self.multiply_columns(lane, descriptor, weights, scales, row_scales, sums, columns, slots, empty)
+
+    def multiply_columns(self, lane, descriptor, weights, scales, row_scales, sums, columns, slots, empty=None):
+        """Multiply some K32 groups, and arrive on ``empty`` when the last results are there."""
+        load_scales = self.prepare_scales(row_scales, lane)
+        pieces = divide(slots)
+        units = [
+            (column, piece, products)
+            for column in range(columns)
+            for piece in pieces
+            for products in self.unit_products
+        ]
         started = []
-        for index in range(columns * units + self.UNITS_IN_FLIGHT - 1):
-            column, unit = divmod(index, units)
-            if column < columns:
-                if unit == 0:
-                    words = ptx.load_shared_x4(stage + weight_offset + column * (mma.CONSUMER_WARPS * mma.CHUNK_BYTES))
-                    fragments = mma.arrange_fragments(words)
-                some = fragments[unit * self.unit_products : (unit + 1) * self.unit_products]
-                started.append(ptx.start_products(some, descriptor + 2 * column, width))
+        for index in range(len(units) + self.UNITS_IN_FLIGHT - 1):
+            if index < len(units):
+                column, piece, products = units[index]
+                if piece[0] == products[0] == 0:
+                    fragments = mma.arrange_fragments(ptx.load_shared_x4(weights + column * self.column_stride))
+                # The descriptor counts 16 bytes: eight rows of the operand are 1024, and a K32 group 32.
+                operand = descriptor + (2 * column + 32 * piece[0])
+                width = max(SMALLEST_WIDTH, 4 * len(piece))
+                started.append(ptx.start_products([fragments[b] for b in products], operand, width))
             done = index - (self.UNITS_IN_FLIGHT - 1)
             if done >= 0:
-                column, unit = divmod(done, units)
-                if unit == 0:
-                    weight_scales = ptx.load_shared_f32x4(stage + scale_offset + column * mma.COLUMN_BYTES)
-                    row_scales = load_scales(column)
-                products = ptx.finish_products(started[done], len(started) - 1 - done)
-                if done == columns * units - 1:
-                    mma.arrive_once(stage + self.pipeline.empty)
-                for b, product in enumerate(products, start=unit * self.unit_products):
-                    self.rescale(sums, product, b, row_scales, weight_scales)
+                column, piece, products = units[done]
+                if piece[0] == products[0] == 0:
+                    weight_scales = ptx.load_shared_f32x4(scales + column * mma.COLUMN_BYTES)
+                if products[0] == 0:
+                    factors = load_scales(column, piece)
+                results = ptx.finish_products(started[done], len(started) - 1 - done)
+                if empty is not None and done == len(units) - 1:
+                    mma.arrive_once(empty)
+                for b, result in zip(products, results, strict=True):
+                    self.rescale(sums, result, b, piece, factors, weight_scales)
 
-    def prepare_scales(self, stage, lane, slots):
-        """Return a function that gives the scales of a K32 group, one per result column.
+    def prepare_scales(self, row_scales, lane):
+        """Return a function that gives the scales of a K32 group for some result columns.
 
         Eight rows' are loaded for the whole stage at once, more group by group: the registers are few.
         """
-        addresses = [
-            stage + self.pipeline.activation_scales + tokens.token_of_column(self.tile_m, lane, slot) * 16
-            for slot in range(slots)
-        ]
-        if self.tile_m == 8:
-            whole = [ptx.load_shared_f32x4(address) for address in addresses]
-            return lambda column: [scales[column] for scales in whole]
-        return lambda column: [ptx.float_of_bits(ptx.load_shared(address + 4 * column)) for address in addresses]
+        addresses = [row_scales + tokens.token_of_column(self.tile_m, lane, slot) * 16 for slot in range(self.slots)]
+        if self.tile_m != 8:
+            return lambda column, piece: [
+                ptx.float_of_bits(ptx.load_shared(addresses[slot] + 4 * column)) for slot in piece
+            ]
+        whole = {}
 
-    def rescale(self, sums, product, b, row_scales, weight_scales):
+        def load_whole(column, piece):
+            for slot in piece:
+                if slot not in whole:
+                    whole[slot] = ptx.load_shared_f32x4(addresses[slot])
+            return [whole[slot][column] for slot in piece]
+
+        return load_whole
+
+    def rescale(self, sums, result, b, piece, factors, weight_scales):
         """Rescale the results of product ``b`` of one K32 group and add them: weight rows ``2 * b`` and one more."""
         for nt in (2 * b, 2 * b + 1):
-            for slot, row_scale in enumerate(row_scales):
-                result = product[4 * (slot >> 1) + 2 * (nt & 1) + (slot & 1)]
-                scaled = ptx.mul_rn(result, row_scale)
-                index = self.slots * nt + slot
+            for place, (slot, factor) in enumerate(zip(piece, factors, strict=True)):
+                scaled = ptx.mul_rn(result[4 * (place >> 1) + 2 * (nt & 1) + (place & 1)], factor)
+                index = 4 * slot + nt
                 sums[index] = ptx.fma_rn(scaled, weight_scales[nt], sums[index])
+
+
+def divide(slots):
+    """Divide result columns into one or two pieces of whole eights of rows, the larger one first."""
+    if slots <= WIDEST_PIECE:
+        return [range(slots)]
+    first = 2 * -(-slots // 4)
+    return [range(first), range(first, slots)]

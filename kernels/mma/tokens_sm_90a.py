@@ -1,4 +1,4 @@
-"""Tile product of MXFP4 weights and the MXFP8 activations of 8, 16 or 32 tokens on sm_90a.
+"""Tile product of MXFP4 weights and the MXFP8 activations of several tokens on sm_90a.
 
 Like the product of one row in ``sm_90a``, whose decoding, stages and rounding this uses; but the N operand has as many
 columns as the m tile has rows. They are gathered token by token with 16-byte copies into the 128-byte swizzle: row
@@ -35,8 +35,8 @@ __all__ = [
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One activation row of K128 and its four fp32 scales."""
 CHUNK_BYTES = 16
-GROUPS_IN_FLIGHT = {8: 2, 16: 2, 32: 1}
-"""wgmma groups started before the first is waited for, by tokens: what 96, 96 and 128 registers suffice for."""
+GROUPS_IN_FLIGHT = 2
+"""wgmma groups started before the first is waited for: what 96 registers suffice for."""
 
 
 # --- instructions -----------------------------------------------------------------------------------------------
@@ -75,17 +75,47 @@ def chunk_offsets(lane, tokens):
     return [(first ^ (64 * (i & 1))) + 4 * i * ROW_BYTES for i in range(tokens // 4)]
 
 
-def copy_tokens(pipeline, stage, lane, rows, row_scales, valid):
+def copy_tokens(pipeline, stage, lane, source, rows, pitch_bytes, row_scales, valid):
     """Start the copies of K128 of the first ``valid`` tokens and of their scales; one warp.
 
-    ``rows[i]`` is the lane's source for token ``4 * i + (lane >> 3)``, ``row_scales`` its source for token ``lane``.
-    The rest of the operand stays what it was, and reaches only result columns that nobody reads.
+    ``source``, ``rows`` and ``pitch_bytes`` say what :func:`copy_chunks` copies; ``row_scales[i]`` is the lane's source
+    for the scales of token ``32 * i + lane``.
     """
-    for i, offset in enumerate(chunk_offsets(lane, pipeline.tokens)):
-        is_live = Int32(4 * i + (lane >> 3) < valid)
-        copy_16(stage + pipeline.activations + offset, rows[i], Int32(CHUNK_BYTES), is_live)
+    copy_chunks(stage + pipeline.activations, lane, source, rows, pitch_bytes, valid)
     target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
-    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
+    for i, scales in enumerate(row_scales):
+        is_live = Int32(32 * i + lane < valid)
+        copy_16(target + 32 * i * ROW_SCALE_BYTES, scales, Int32(ROW_SCALE_BYTES), is_live)
+
+
+def copy_chunks(target, lane, source, rows, pitch_bytes, valid):
+    """Start a lane's copies of K128 of the first ``valid`` rows of an operand; of sixteen, all are left out if none is.
+
+    Row ``4 * i + (lane >> 3)`` of the operand is row ``rows[i]`` in memory, ``pitch_bytes`` from one to the next;
+    ``source`` is this lane's chunk of row 0. The rest of the operand stays what it was, and reaches only result columns
+    that nobody reads.
+    """
+    targets = [target + offset for offset in chunk_offsets(lane, 4 * len(rows))]
+    for first in range(0, len(rows), 4):
+        some = slice(first, first + 4)
+        if first == 0:
+            start_copies(0, targets[some], lane, source, rows[some], pitch_bytes, valid)
+        else:
+            start_copies_from(4 * first, targets[some], lane, source, rows[some], pitch_bytes, valid)
+
+
+@cute.jit
+def start_copies_from(first_row: Constexpr, targets, lane, source, rows, pitch_bytes: Constexpr, valid):
+    """Start copies to every fourth row from ``first_row`` on, if that row is valid."""
+    if valid > first_row:
+        start_copies(first_row, targets, lane, source, rows, pitch_bytes, valid)
+
+
+def start_copies(first_row, targets, lane, source, rows, pitch_bytes, valid):
+    """Start copies to every fourth row from ``first_row`` on, where they are valid."""
+    for i, target in enumerate(targets):
+        is_live = Int32(first_row + 4 * i + (lane >> 3) < valid)
+        copy_16(target, source + Int64(rows[i]) * pitch_bytes, Int32(CHUNK_BYTES), is_live)
 
 
 def token_descriptor(address):
@@ -107,10 +137,7 @@ def parts(tokens):
     """
     if tokens == 8:
         return [(0, (0,)), (4, (1,))]
-    if tokens == 16:
-        return [(0, (0, 1)), (8, (2, 3))]
-    # Branches around parts of 32 tokens make ptxas keep results apart that otherwise share registers.
-    return [(0, tuple(range(tokens // 4)))]
+    return [(0, (0, 1)), (8, (2, 3))]
 
 
 def token_of_column(tokens, lane, column):
@@ -127,7 +154,6 @@ def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_s
     ``valid`` on have no meaning. The stage is free for the producer once the scales of its last K32 group are read.
     """
     tokens = pipeline.tokens
-    in_flight = GROUPS_IN_FLIGHT[tokens]
     descriptor = token_descriptor(stage + pipeline.activations)
     addresses = [
         stage + pipeline.activation_scales + token_of_column(tokens, lane, column) * ROW_SCALE_BYTES
@@ -136,11 +162,11 @@ def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_s
     # Fewer loads, where there are registers for all of them.
     loaded = [ptx.load_shared_f32x4(address) for address in addresses] if tokens == 8 else None
     started = []
-    for turn in range(COLUMNS + in_flight - 1):
+    for turn in range(COLUMNS + GROUPS_IN_FLIGHT - 1):
         if turn < COLUMNS:
             words = ptx.load_shared_x4(stage + weight_offset + turn * column_stride)
             started.append(ptx.start_products(arrange_fragments(words), descriptor + 2 * turn, tokens))
-        done = turn - (in_flight - 1)
+        done = turn - (GROUPS_IN_FLIGHT - 1)
         if done >= 0:
             weight_scales = ptx.load_shared_f32x4(stage + scale_offset + done * COLUMN_BYTES)
             if loaded:

@@ -20,6 +20,7 @@ from planfreeze.kernels.mma.mxfp8 import (
     round_e4m3,
     scale_factor,
 )
+from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
 from planfreeze.kernels.mma.words import store_shared_x4
@@ -31,6 +32,7 @@ from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a
 __all__ = ["SplitFc1"]
 
 CONSUMERS = 128
+WARP = 32
 HALF_WEIGHT_BYTES = WEIGHT_BYTES // 2
 """Weights of 64 rows and K128."""
 QUAD_BITS = (4, 8, 16)
@@ -59,7 +61,7 @@ class SplitFc1:
     steps later it rebuilds the staged scales to fp32, so that both kinds of scale storage reach the very same
     instructions of the other warps, and hands the stage over. Gate and up of a column meet through shared memory: the
     warps of the up rows finish one half of the tokens, those of the gate rows the other. 51,200 bytes of shared memory
-    for 8 tokens, 57,344 for 16 and 73,728 for 32; 4, 4 and 3 blocks per SM. Persistent blocks stride over the tasks of
+    for 8 tokens, 57,344 for 16 and 98,304 for 64; 4, 4 and 2 blocks per SM. Persistent blocks stride over the tasks of
     the live m tiles, m-major: tasks of one m tile share its activations in L2. sm_90a.
 
     Parameters
@@ -71,7 +73,7 @@ class SplitFc1:
     top_k : int
         Routes per token.
     tile_m : int
-        Rows of an m tile: 8, 16 or 32.
+        Rows of an m tile: 8, 16 or 64.
     limit : str
         Decimal text of L; empty for none.
     fast_math : bool
@@ -95,6 +97,7 @@ class SplitFc1:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
+        self.product = RowProduct(self.pipeline, tile_m=tile_m, column_stride=2 * mma.CHUNK_BYTES)
         self.hidden = hidden
         self.intermediate = intermediate
         self.padded = padded_width(intermediate)
@@ -146,19 +149,21 @@ class SplitFc1:
     # --- producer -----------------------------------------------------------------------------------------------
 
     def load_tables(self, parameters, task, lane):
-        """Load the expert and the valid rows of a task's m tile, and the pair of its row ``lane``."""
+        """Load the expert and the valid rows of a task's m tile, and the pairs of its rows ``lane``, ``lane + 32``."""
         token_map, tile_expert, tile_valid = parameters[-10:-7]
         m_tile, _ = self.split_task(task)
         row = Int64(m_tile) * self.tile_m + Int64(lane & (self.tile_m - 1))
         return (
             ptx.load_global_i32(tile_expert + Int64(m_tile) * 4),
             ptx.load_global_i32(tile_valid + Int64(m_tile) * 4),
-            ptx.load_global_i32(token_map + row * 4),
+            tuple(ptx.load_global_i32(token_map + (row + first) * 4) for first in range(0, self.tile_m, WARP)),
         )
 
-    def spread_tokens(self, token, lane):
-        """Return the tokens whose activations a lane copies, from the one token every lane has."""
-        return [cute.arch.shuffle_sync(token, 4 * i + (lane >> 3)) for i in range(self.tile_m // 4)]
+    def spread_tokens(self, held, lane):
+        """Return the tokens whose activations a lane copies, from those that every lane holds."""
+        return [
+            cute.arch.shuffle_sync(held[4 * i // WARP], 4 * i % WARP + (lane >> 3)) for i in range(self.tile_m // 4)
+        ]
 
     @cute.jit
     def produce(self, shared, lane, walk, parameters):
@@ -172,23 +177,24 @@ class SplitFc1:
         copied = Int32(0)
         half = Int32(0)
         memory = self.scales.remember()
-        next_expert, next_valid, next_pair = Int32(0), Int32(0), Int32(0)
+        next_expert, next_valid = Int32(0), Int32(0)
+        next_pairs = tuple(Int32(0) for _ in range(0, self.tile_m, WARP))
         if block < tasks:
-            next_expert, next_valid, next_pair = self.load_tables(parameters, block, lane)
+            next_expert, next_valid, next_pairs = self.load_tables(parameters, block, lane)
             self.look_ahead(memory, addresses, block, next_expert, lane)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Tables are loaded one task ahead: a load takes about as long as a step.
-            expert, valid, pair = next_expert, next_valid, next_pair
+            expert, valid, pairs = next_expert, next_valid, next_pairs
             if task + blocks < tasks:
-                next_expert, next_valid, next_pair = self.load_tables(parameters, task + blocks, lane)
+                next_expert, next_valid, next_pairs = self.load_tables(parameters, task + blocks, lane)
             m_tile, tile = self.split_task(task)
-            token = Int32(Uint32(pair) // Uint32(self.top_k))
-            sources = self.spread_tokens(token, lane)
+            held = [Int32(Uint32(pair) // Uint32(self.top_k)) for pair in pairs]
+            sources = self.spread_tokens(held, lane)
             wide = Int64(expert)
             weights = w13 + (wide * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
             scales, scale_step = self.scales.locate(addresses, wide, tile)
             row = a8 + Int64((lane & 7) * 16)
-            row_scales = a_scale + Int64(token) * (self.hidden // 8)
+            first_scales = a_scale
             self.scales.start(memory)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
                 headers = self.scales.find(memory, step)
@@ -198,12 +204,12 @@ class SplitFc1:
                         self.hand_over(record, m_tile, tile, valid, expert)
                     self.copy_weights(stage, weights)
                     self.scales.copy(stage, addresses, scales, wide, tile, step, headers)
-                rows = [row + Int64(source) * self.hidden for source in sources]
-                tokens.copy_tokens(self.pipeline, stage, lane, rows, row_scales, valid)
+                row_scales = [first_scales + Int64(token) * (self.hidden // 8) for token in held]
+                tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
                 commit_copies()
                 weights = weights + HALF_WEIGHT_BYTES
                 row = row + tokens.ROW_BYTES
-                row_scales = row_scales + tokens.ROW_SCALE_BYTES
+                first_scales = first_scales + tokens.ROW_SCALE_BYTES
                 scales = scales + scale_step
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if copied >= self.lag:
@@ -282,9 +288,12 @@ class SplitFc1:
                 sums[i] = Float32(0.0)
             for _ in cutlass.range(0, self.steps, 1, unroll=1):
                 ptx.wait(stage + self.pipeline.full, parity)
-                tokens.multiply_tokens(
-                    self.pipeline, stage, lane, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, valid, sums
-                )
+                if cutlass.const_expr(self.tile_m == 64):
+                    self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
+                else:
+                    tokens.multiply_tokens(
+                        self.pipeline, stage, lane, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, valid, sums
+                    )
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
             scaled = ptx.mul_rn(factor, Float32(mma.PRODUCT_FACTOR))
             gates, ups = self.meet(shared + self.pipeline.exchange, lane, warp, sums, scaled)

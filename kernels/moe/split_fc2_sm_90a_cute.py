@@ -10,7 +10,7 @@ from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
 from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
 from planfreeze.kernels.mma.memory import commit_copies, wait_copies
-from planfreeze.kernels.mma.rows_sm_90a import RowProduct, copy_rows
+from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
@@ -20,6 +20,7 @@ from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipe
 __all__ = ["SplitFc2"]
 
 CONSUMERS = 128
+WARP = 32
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One intermediate row of K128 and its four fp32 scales."""
 
@@ -45,8 +46,8 @@ class SplitFc2:
     instructions of the other warps. The ring never drains between tasks, which are as short as one step. When K is an
     odd multiple of 64 the last step of a task has K64. Rows that are not valid are neither copied nor stored; what
     their columns of the product hold reaches no other column. 49,152 bytes of shared memory and at most 96
-    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 65,536 (inline: 61,440) and 128 for 32,
-    with 3. Persistent blocks stride over the tasks, tile-major: the tasks of one tile share its rows in L2. sm_90a.
+    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 81,920 and 168 for 64, with 2. Persistent
+    blocks stride over the tasks, tile-major: the tasks of one tile share its rows in L2. sm_90a.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ class SplitFc2:
     hidden, intermediate : int
         Output columns, a multiple of 256, and K, a multiple of 64.
     tile_m : int
-        Rows per tile: 8, 16 or 32.
+        Rows per tile: 8, 16 or 64.
     csf_inline : bool
         Read scales from inline storage.
     """
@@ -67,7 +68,7 @@ class SplitFc2:
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
         assert self.pipeline.activations % SWIZZLE_BYTES == 0
-        self.product = RowProduct(self.pipeline, tile_m=tile_m)
+        self.product = RowProduct(self.pipeline, tile_m=tile_m, column_stride=mma.CONSUMER_WARPS * mma.CHUNK_BYTES)
         self.hidden = hidden
         self.tile_m = tile_m
         self.tiles = row_tiles(hidden)
@@ -168,7 +169,8 @@ class SplitFc2:
                         self.copy_weights(stage, weights, step)
                     self.copy_row_scales(stage, row_scales)
                     self.scales.copy(stage, addresses, scales, row_block, step, header)
-                copy_rows(stage + self.pipeline.activations, source, lane, valid, self.tile_m, self.padded)
+                target = stage + self.pipeline.activations
+                tokens.copy_chunks(target, lane, source, range(0, self.tile_m, 4), self.padded, valid)
                 commit_copies()
                 weights = weights + WEIGHT_BYTES
                 source = source + ROW_BYTES
@@ -255,29 +257,56 @@ class SplitFc2:
             if task + blocks < tasks:
                 next_expert, next_valid = self.load_entry(parameters, task + blocks)
             m_tile, tile = self.split_task(task)
-            # Loaded before the steps, which hide the latency: lane l has the entry of row l, valid or not.
+            # Loaded before the steps, which hide the latency: lane l has those of rows l and l + 32, valid or not.
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
-            row = Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1))) * 4
-            row_pair = ptx.load_global_i32(token_map + row)
-            weight = ptx.load_global_f32(row_weight + row)
+            entries = [
+                Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1)) + first) * 4
+                for first in range(0, self.tile_m, WARP)
+            ]
+            row_pairs = [ptx.load_global_i32(token_map + entry) for entry in entries]
+            weights = [ptx.load_global_f32(row_weight + entry) for entry in entries]
             for index in cutlass.range_constexpr(4 * slots):
                 sums[index] = Float32(0.0)
+            ring = (stage, left, parity)
+            stage, left, parity = self.multiply_steps(ring, lane, weight_offset, scale_offset, valid, sums)
+            first_column = Int64(tile * 128 + warp * 32 + quad)
+            for slot in cutlass.range_constexpr(slots):
+                # The same in all lanes; and what slots need is not held for all of them at once.
+                if tokens.token_of_column(self.tile_m, 0, slot) < valid:
+                    row = tokens.token_of_column(self.tile_m, lane, slot)
+                    pair = cute.arch.shuffle_sync(row_pairs[slot // 8], row - WARP * (slot // 8))
+                    slot_weight = cute.arch.shuffle_sync(weights[slot // 8], row - WARP * (slot // 8))
+                    if row < valid:
+                        target = route_output + (Int64(pair) * self.hidden + first_column) * 2
+                        self.store_column(target, sums, slot, factor, slot_weight)
+
+    @cute.jit
+    def multiply_steps(self, ring, lane, weight_offset, scale_offset, valid, sums):
+        """Multiply the stages of a task; return the stage after them, the stages to the ring's end, and its parity."""
+        stage, left, parity = ring
+        if cutlass.const_expr(self.tile_m == 64):
+            # A tail has the instructions of whole steps, whose code is long.
+            for step in cutlass.range(0, self.steps, 1, unroll=1):
+                columns = Int32(mma.COLUMNS)
+                if step == self.whole_steps:
+                    columns = Int32(mma.TAIL_COLUMNS)
+                ptx.wait(stage + self.pipeline.full, parity)
+                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, columns)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+        else:
             for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
                 ptx.wait(stage + self.pipeline.full, parity)
-                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.COLUMNS)
+                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
             if cutlass.const_expr(self.steps > self.whole_steps):
                 ptx.wait(stage + self.pipeline.full, parity)
                 self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-            first_column = Int64(tile * 128 + warp * 32 + quad)
-            for slot in cutlass.range_constexpr(slots):
-                row = tokens.token_of_column(self.tile_m, lane, slot)
-                pair = cute.arch.shuffle_sync(row_pair, row)
-                slot_weight = cute.arch.shuffle_sync(weight, row)
-                if row < valid:
-                    target = route_output + (Int64(pair) * self.hidden + first_column) * 2
-                    for nt in cutlass.range_constexpr(4):
-                        value = ptx.mul_rn(sums[slots * nt + slot], Float32(mma.PRODUCT_FACTOR))
-                        value = ptx.mul_rn(ptx.mul_rn(value, factor), slot_weight)
-                        ptx.store_global_bf16(target + 16 * nt, value)
+        return stage, left, parity
+
+    def store_column(self, target, sums, slot, factor, row_weight):
+        """Store the four results a lane has of one row."""
+        for nt in range(4):
+            value = ptx.mul_rn(sums[4 * slot + nt], Float32(mma.PRODUCT_FACTOR))
+            value = ptx.mul_rn(ptx.mul_rn(value, factor), row_weight)
+            ptx.store_global_bf16(target + 16 * nt, value)

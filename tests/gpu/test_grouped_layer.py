@@ -41,7 +41,7 @@ MODELS = {path.stem: path for path in sorted((Path(__file__).parent / "models").
 COMPACT = tuple(name for name, path in MODELS.items() if is_compact(load_model(str(path)).intermediate))
 DTYPES = (torch.int32, torch.int64)
 ORDERS: tuple[SourceOrder, ...] = ("up_gate", "gate_up")
-TOKENS = (1, 8, 17, 64, 512)
+TOKENS = (1, 8, 17, 64, 512, 1024)
 LIMIT = 1536
 REPLAYS = 3
 POISON = 0xFF
@@ -253,7 +253,7 @@ def test_all_arms_are_the_same_bits_in_every_replay(
     check_arms(layer, bind_arms(layer, tokens, order), tokens, dtype)
 
 
-@pytest.mark.parametrize("capacity", [8, 512])
+@pytest.mark.parametrize("capacity", [8, 512, 1024])
 def test_live_counts_below_the_capacity_are_the_same_bits(layer: Layer, capacity: int) -> None:
     bound = {arm: layer.bind(layer.declare(arm, (capacity,))) for arm in layer.arms}
     for live in (1, 3, capacity // 2 + 1, capacity):

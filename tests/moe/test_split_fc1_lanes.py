@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from planfreeze.kernels.mma import mxfp8, scales_sm_90a, sm_90a, tokens_sm_90a
+from planfreeze.kernels.mma import mxfp8, rows_sm_90a, scales_sm_90a, sm_90a, tokens_sm_90a
 from planfreeze.kernels.moe import micro_act_cute, split_fc1_sm_90a_cute
 from planfreeze.kernels.moe.geometry import intermediate_bytes
 from planfreeze.kernels.moe.reference import (
@@ -32,7 +32,7 @@ from planfreeze.target import target
 
 ARCH = "sm_90a"
 EXPERTS = 4
-MODULES = (split_fc1_sm_90a_cute, tokens_sm_90a, sm_90a, scales_sm_90a, mxfp8, micro_act_cute)
+MODULES = (split_fc1_sm_90a_cute, rows_sm_90a, tokens_sm_90a, sm_90a, scales_sm_90a, mxfp8, micro_act_cute)
 POISON = 0xEE
 
 
@@ -165,6 +165,12 @@ class Problem:
         assert len(errors) and errors.max() <= 4e-3
         assert (payload[~is_whole] == expected_payload[~is_whole]).all()
 
+    def by_pair(self, found):
+        """Return payload and scales of the live rows, in the order of their pairs."""
+        rows = torch.nonzero(self.routes.is_live).flatten()
+        rows = rows[self.routes.token_map[rows].argsort()]
+        return [part[rows] for part in read_intermediate(torch.from_numpy(found), ARCH, self.rows, self.intermediate)]
+
 
 def check_headers(problem):
     """See that the problem has tiles without, with few and with many exceptions."""
@@ -183,13 +189,22 @@ def test_both_storages_give_the_same_bytes(monkeypatch):
     assert (native == problem.run(monkeypatch, csf_inline=True, blocks=1)).all()
 
 
-@pytest.mark.parametrize(("tile_m", "counts"), [(16, (0, 5, 16, 9)), (32, (33, 0, 11, 0))])
-def test_tiles_of_more_rows(monkeypatch, tile_m, counts):
+def test_tiles_of_16_rows(monkeypatch):
     # Two steps a task, fewer than stages: the ring spans two tasks. A limit that binds, and a token that is not finite.
-    problem = Problem(hidden=256, intermediate=64, tile_m=tile_m, counts=counts, limit=0.75, broken_token=2)
+    problem = Problem(hidden=256, intermediate=64, tile_m=16, counts=(0, 5, 16, 9), limit=0.75, broken_token=2)
     native = problem.run(monkeypatch, csf_inline=False, blocks=1)
     problem.check(native)
     assert (native == problem.run(monkeypatch, csf_inline=True, blocks=2)).all()
+
+
+@pytest.mark.parametrize(("counts", "csf_inline"), [((65, 33, 49, 17), False), ((8, 73, 16, 48), True)])
+def test_tiles_of_64_rows_are_the_rows_of_small_tiles(monkeypatch, counts, csf_inline):
+    # Tiles that just fill a width, and ones with a row more; a row's arithmetic knows nothing of its neighbours.
+    large, small = (Problem(hidden=256, intermediate=64, tile_m=m, counts=counts, limit=0.75) for m in (64, 16))
+    found = large.run(monkeypatch, csf_inline=csf_inline, blocks=1)
+    large.check(found)
+    expected = small.by_pair(small.run(monkeypatch, csf_inline=False, blocks=2))
+    assert all(torch.equal(*parts) for parts in zip(large.by_pair(found), expected, strict=True))
 
 
 def test_tasks_of_two_steps_reuse_a_record_only_when_it_was_read(monkeypatch):

@@ -32,7 +32,7 @@ from planfreeze.kernels.scales.native import native_plane
 from planfreeze.kernels.scales.synthetic import synthetic_scales
 from planfreeze.sessions import Session
 
-LIVE_TOKENS = (1, 17, 64, 300)
+LIVE_TOKENS = (1, 17, 64, 300, 1536)
 
 
 def spoilt_ids(sizes: Sizes, tokens: int, dtype: torch.dtype) -> Tensor:
