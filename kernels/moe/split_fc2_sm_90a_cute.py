@@ -9,7 +9,7 @@ from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
 from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
-from planfreeze.kernels.mma.memory import commit_copies, wait_copies
+from planfreeze.kernels.mma.memory import commit_copies, select, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
@@ -285,8 +285,10 @@ class SplitFc2:
         """Multiply the stages of a task; return the stage after them, the stages to the ring's end, and its parity."""
         stage, left, parity = ring
         if cutlass.const_expr(self.tile_m == 64):
-            # A tail has the instructions of whole steps, whose code is long.
-            for step in cutlass.range(0, self.steps, 1, unroll=1):
+            # A tail has the instructions of whole steps, whose code is long. The number of steps is kept from the
+            # compiler (nvidia-cutlass-dsl 4.8.1), which spills registers where it knows that there are two.
+            steps = Int32(select(valid > 0, Uint32(self.steps), Uint32(0)))
+            for step in cutlass.range(0, steps, 1, unroll=1):
                 columns = Int32(mma.COLUMNS)
                 if step == self.whole_steps:
                     columns = Int32(mma.TAIL_COLUMNS)

@@ -161,6 +161,12 @@ def test_sm_90a_code_has_the_steps_its_k_needs(compile_cute, cuobjdump, intermed
     assert len(re.findall("QGMMA", sass)) == products
 
 
+@pytest.mark.parametrize("intermediate", [64, 256])
+def test_sm_90a_code_of_64_rows_spills_nothing_however_few_its_steps_are(compile_cute, cuobjdump, intermediate):
+    cubin = compile_variant(compile_cute, tile_m=64, intermediate=intermediate).cubin
+    assert not re.search(r"\b(LDL|STL)\b", cuobjdump(cubin, "-sass"))
+
+
 @pytest.mark.parametrize("tile_m", [8, 16, 64])
 def test_sm_90a_consumers_are_the_same_for_both_storages(compile_cute, tile_m):
     # Bit identity: from the weight words to the stored row, both kinds of scales meet the same arithmetic.
