@@ -150,8 +150,8 @@ def store_selected(lane, selectors, bases, scales):
 def rebuild_inline_rows(lane: Int32, bases, kind: Uint32, staged: Int32, scales: Int32):
     """Turn the staged scales of 128 rows into the fp32 plane: a tile block, or the words of a raw tile.
 
-    ``bases`` are the fp32 bits of the lane's four row bases. ``kind`` is 0 for a tile block without exceptions; bit 0 is
-    set for a raw tile. Where the tile has two columns only, the other two of the plane get finite numbers without
+    ``bases`` are the fp32 bits of the lane's four row bases. ``kind`` is 0 for a tile block without exceptions; bit 0
+    is set for a raw tile. Where the tile has two columns only, the other two of the plane get finite numbers without
     meaning.
     """
     if (kind & Uint32(1)) != Uint32(0):
@@ -174,9 +174,9 @@ def rebuild_inline_rows(lane: Int32, bases, kind: Uint32, staged: Int32, scales:
 def rebuild_inline(lane: Int32, half: Int32, bases, kinds: Uint32, staged: Int32, scales: Int32):
     """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
-    ``half`` says which 64 slots of a tile the stage covers, ``bases`` are the fp32 bits of the lane's four row bases.
-    ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1 are set for a group whose words of a raw tile
-    were staged in place of a tile block.
+    ``half`` says which 64 slots of a tile the stage covers; ``bases`` are the fp32 bits of a lane's four row bases.
+    ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1 are set for a group of which words of a
+    raw tile were staged in place of a tile block.
     """
     block = staged + (lane >> 4) * STAGED_GROUP_BYTES
     # The selectors of slots 64 * half + 4 * (lane & 15) and on: half a word.

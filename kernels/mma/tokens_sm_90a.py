@@ -78,14 +78,12 @@ def chunk_offsets(lane, tokens):
 def copy_tokens(pipeline, stage, lane, source, rows, pitch_bytes, row_scales, valid):
     """Start the copies of K128 of the first ``valid`` tokens and of their scales; one warp.
 
-    ``source``, ``rows`` and ``pitch_bytes`` say what :func:`copy_chunks` copies; ``row_scales[i]`` is the lane's source
-    for the scales of token ``32 * i + lane``.
+    ``source``, ``rows`` and ``pitch_bytes`` say what :func:`copy_chunks` copies; ``row_scales`` is the lane's source
+    for the scales of token ``lane``.
     """
     copy_chunks(stage + pipeline.activations, lane, source, rows, pitch_bytes, valid)
     target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
-    for i, scales in enumerate(row_scales):
-        is_live = Int32(32 * i + lane < valid)
-        copy_16(target + 32 * i * ROW_SCALE_BYTES, scales, Int32(ROW_SCALE_BYTES), is_live)
+    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
 
 
 def copy_chunks(target, lane, source, rows, pitch_bytes, valid):

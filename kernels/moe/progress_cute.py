@@ -1,8 +1,9 @@
 """Progress of the first projection, by which the second starts with an m tile before all others are done.
 
 It stands behind the number of live m tiles, in ``tile_count`` i32 ``(2 + m_tiles,)``: tasks of the first projection
-that are done in all, and of every m tile. Routing sets all counters to ``COUNTER_START``, and a task of the first projection
-adds one to both of its own once its rows are written. A counter that nobody set, such as zero, keeps nobody waiting.
+that are done in all, and of every m tile. Routing sets all counters to ``COUNTER_START``, and a task of the first
+projection adds one to both of its own once its rows are written. A counter that nobody set, such as zero, keeps nobody
+waiting.
 
 Source: PTX ISA, memory consistency model; "red", "ld.acquire", "fence".
 """

@@ -35,7 +35,7 @@ class RoutePlanPayload(Payload):
     top_k : int
         Routes per token, 1 to 32.
     tile_m : int
-        Rows of a tile: 8, 16 or 64.
+        Rows of a tile: 8, 16 or 32.
     id_bits : int
         Width of the routing ids, 32 or 64.
 

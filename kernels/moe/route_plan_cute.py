@@ -230,7 +230,7 @@ class RoutePlan:
 
     @cute.jit
     def describe_tiles(self, shared, tables, expert, lane):
-        """Write expert, pairs and progress of every tile of one expert, and mark the rows of the last without a pair."""
+        """Write expert, pairs and progress of every tile of an expert, and mark the rows of the last without a pair."""
         token_map, row_weight, tile_expert, tile_valid, tile_count = tables
         total = Int32(load_shared(shared + self.totals + expert * 4))
         tiles = Int32(tiles_of(Uint32(total), self.tile_m))
@@ -240,12 +240,11 @@ class RoutePlan:
             store_global_x1(tile_expert + place, Uint32(expert))
             store_global_x1(counter_of(tile_count, first_tile + tile), Uint32(COUNTER_START))
             store_global_x1(tile_valid + place, Uint32(smaller(total - tile * self.tile_m, Int32(self.tile_m))))
-        # A last tile lacks fewer rows than it has.
-        for first in cutlass.range_constexpr(0, self.tile_m, 32):
-            if total + lane + first < tiles * self.tile_m:
-                row = Int64(first_tile * self.tile_m + total + lane + first)
-                store_global_x1(token_map + row * 4, Uint32(NO_PAIR))
-                store_global_x1(row_weight + row * 4, Uint32(0))
+        # A last tile lacks fewer rows than a warp has lanes.
+        if total + lane < tiles * self.tile_m:
+            row = Int64(first_tile * self.tile_m + total + lane)
+            store_global_x1(token_map + row * 4, Uint32(NO_PAIR))
+            store_global_x1(row_weight + row * 4, Uint32(0))
 
 
 def smaller(a, b):

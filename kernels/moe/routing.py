@@ -8,7 +8,7 @@ from planfreeze.kernels.moe.geometry import ceil_div
 
 __all__ = ["COUNTER_START", "TILE_SIZES", "max_m_tiles", "rows_cap"]
 
-TILE_SIZES = (8, 16, 64)
+TILE_SIZES = (8, 16, 32)
 """Rows of a tile that kernels exist for."""
 COUNTER_START = 1 << 30
 """What routing sets counters of done tasks to: a number that no count comes near."""

@@ -48,7 +48,7 @@ MICRO_TOKENS = 8
 
 
 TILE_M_STEPS: Mapping[str, tuple[tuple[int | None, int], ...]] = {
-    "sm_90a": ((128, 8), (768, 16), (None, 64)),
+    "sm_90a": ((128, 8), (896, 16), (None, 32)),
     "sm_120a": ((None, 16),),
 }
 """By architecture: up to how many tokens of capacity (None: any) a tile of grouped routes has how many rows."""
@@ -219,7 +219,7 @@ def choose_tile_m(arch: str, capacity: int) -> int:
     """Return the rows of a tile of grouped routes.
 
     A block-scaled product takes 16 tokens and no other number. Tiles of wgmma kernels
-    have 8, 16 or 64: few tokens leave most rows of a large tile empty, and many take every weight tile less often
+    have 8, 16 or 32: few tokens leave most rows of a large tile empty, and many take every weight tile less often
     through the decoder when the tile is large.
     """
     steps = TILE_M_STEPS[target(arch).arch]

@@ -28,12 +28,12 @@ from planfreeze.target import Target
 __all__ = ["SplitFc1Payload", "TokenPipeline", "pipeline_sm_90a", "split_fc1"]
 
 K_TILE = 128
-TILE_ROWS = {"sm_90a": (8, 16, 64), "sm_120a": (16,)}
+TILE_ROWS = {"sm_90a": (8, 16, 32), "sm_120a": (16,)}
 """Rows an m tile may have. On sm_90a they are the N of a wgmma, on sm_120a the M of an mma."""
 STAGES_SM_90A = 4
 THREADS_SM_90A = 160
 """Four warps that multiply and one that fills the stages."""
-BLOCKS_SM_90A = {8: 4, 16: 4, 64: 2}
+BLOCKS_SM_90A = {8: 4, 16: 4, 32: 3}
 """Resident blocks per SM: as many as the registers of the sums and the shared memory of the ring allow."""
 SWIZZLE_BYTES = 1024
 """Period of the 128-byte swizzle: an operand starts at a multiple of it (PTX ISA, matrix descriptor)."""
@@ -54,7 +54,7 @@ class SplitFc1Payload(Payload):
     top_k : int
         Routes per token, 1 to 32.
     tile_m : int
-        Rows of an m tile: 8, 16 or 64 on sm_90a, 16 on sm_120a.
+        Rows of an m tile: 8, 16 or 32 on sm_90a, 16 on sm_120a.
     limit : str
         Activation limit L as Python writes it, such as ``"7.0"``: gate is at most L, up is within -L..L. Text because
         payloads hold no floats; empty for no limit.
@@ -96,7 +96,7 @@ def explain_refusal(payload: SplitFc1Payload) -> str | None:
     if not 1 <= payload.top_k <= 32:
         return f"top_k = {payload.top_k} is not in 1..32"
     if payload.tile_m not in TILE_ROWS["sm_90a"]:
-        return f"tile_m = {payload.tile_m} is none of 8, 16 and 64"
+        return f"tile_m = {payload.tile_m} is none of 8, 16 and 32"
     if payload.limit and not is_limit(payload.limit):
         return f"limit = {payload.limit!r} is not a finite positive f32 as Python writes it, such as '7.0'"
     if payload.csf_inline and not is_compact(intermediate):

@@ -32,7 +32,6 @@ from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a
 __all__ = ["SplitFc1"]
 
 CONSUMERS = 128
-WARP = 32
 HALF_WEIGHT_BYTES = WEIGHT_BYTES // 2
 """Weights of 64 rows and K128."""
 QUAD_BITS = (4, 8, 16)
@@ -50,18 +49,18 @@ class SplitFc1:
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``,
     ``w13`` 32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the
     native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``token_map`` i32 ``(rows,)``,
-    ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``, ``tile_count`` i32 ``(2 + m_tiles,)`` whose counters it counts
-    up (see :mod:`planfreeze.kernels.moe.progress_cute`), ``alpha`` f32 ``(experts,)``;
-    ``intermediate`` u8 of ``rows`` rows: payload ``(rows, padded)`` in the byte order of sm_90a, then f32 scales
-    ``(padded / 128, rows, 4)``; then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned.
-    Of m tile m the first tile_valid[m] rows are written, their padding columns with zeros.
+    ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``; ``tile_count`` i32 ``(2 + m_tiles,)``, whose counters it
+    counts up (see :mod:`planfreeze.kernels.moe.progress_cute`); ``alpha`` f32 ``(experts,)``; ``intermediate`` u8 of
+    ``rows`` rows: payload ``(rows, padded)`` in the byte order of sm_90a, then f32 scales ``(padded / 128, rows, 4)``;
+    then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned. Of m tile m the first
+    tile_valid[m] rows are written, their padding columns with zeros.
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
     a ring of 4 stages of K128: weights and scales by bulk copies, activations token by token by 16-byte copies. ``lag``
     steps later it rebuilds the staged scales to fp32, so that both kinds of scale storage reach the very same
     instructions of the other warps, and hands the stage over. Gate and up of a column meet through shared memory: the
     warps of the up rows finish one half of the tokens, those of the gate rows the other. 51,200 bytes of shared memory
-    for 8 tokens, 57,344 for 16 and 98,304 for 64; 4, 4 and 2 blocks per SM. Persistent blocks stride over the tasks of
+    for 8 tokens, 57,344 for 16 and 73,728 for 32; 4, 4 and 3 blocks per SM. Persistent blocks stride over the tasks of
     the live m tiles, m-major: tasks of one m tile share its activations in L2. sm_90a.
 
     Parameters
@@ -73,7 +72,7 @@ class SplitFc1:
     top_k : int
         Routes per token.
     tile_m : int
-        Rows of an m tile: 8, 16 or 64.
+        Rows of an m tile: 8, 16 or 32.
     limit : str
         Decimal text of L; empty for none.
     fast_math : bool
@@ -149,21 +148,19 @@ class SplitFc1:
     # --- producer -----------------------------------------------------------------------------------------------
 
     def load_tables(self, parameters, task, lane):
-        """Load the expert and the valid rows of a task's m tile, and the pairs of its rows ``lane``, ``lane + 32``."""
+        """Load the expert and the valid rows of a task's m tile, and the pair of its row ``lane``."""
         token_map, tile_expert, tile_valid = parameters[-10:-7]
         m_tile, _ = self.split_task(task)
         row = Int64(m_tile) * self.tile_m + Int64(lane & (self.tile_m - 1))
         return (
             ptx.load_global_i32(tile_expert + Int64(m_tile) * 4),
             ptx.load_global_i32(tile_valid + Int64(m_tile) * 4),
-            tuple(ptx.load_global_i32(token_map + (row + first) * 4) for first in range(0, self.tile_m, WARP)),
+            ptx.load_global_i32(token_map + row * 4),
         )
 
-    def spread_tokens(self, held, lane):
-        """Return the tokens whose activations a lane copies, from those that every lane holds."""
-        return [
-            cute.arch.shuffle_sync(held[4 * i // WARP], 4 * i % WARP + (lane >> 3)) for i in range(self.tile_m // 4)
-        ]
+    def spread_tokens(self, token, lane):
+        """Return the tokens whose activations a lane copies, from the one token every lane has."""
+        return [cute.arch.shuffle_sync(token, 4 * i + (lane >> 3)) for i in range(self.tile_m // 4)]
 
     @cute.jit
     def produce(self, shared, lane, walk, parameters):
@@ -177,24 +174,23 @@ class SplitFc1:
         copied = Int32(0)
         half = Int32(0)
         memory = self.scales.remember()
-        next_expert, next_valid = Int32(0), Int32(0)
-        next_pairs = tuple(Int32(0) for _ in range(0, self.tile_m, WARP))
+        next_expert, next_valid, next_pair = Int32(0), Int32(0), Int32(0)
         if block < tasks:
-            next_expert, next_valid, next_pairs = self.load_tables(parameters, block, lane)
+            next_expert, next_valid, next_pair = self.load_tables(parameters, block, lane)
             self.look_ahead(memory, addresses, block, next_expert, lane)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Tables are loaded one task ahead: a load takes about as long as a step.
-            expert, valid, pairs = next_expert, next_valid, next_pairs
+            expert, valid, pair = next_expert, next_valid, next_pair
             if task + blocks < tasks:
-                next_expert, next_valid, next_pairs = self.load_tables(parameters, task + blocks, lane)
+                next_expert, next_valid, next_pair = self.load_tables(parameters, task + blocks, lane)
             m_tile, tile = self.split_task(task)
-            held = [Int32(Uint32(pair) // Uint32(self.top_k)) for pair in pairs]
-            sources = self.spread_tokens(held, lane)
+            token = Int32(Uint32(pair) // Uint32(self.top_k))
+            sources = self.spread_tokens(token, lane)
             wide = Int64(expert)
             weights = w13 + (wide * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
             scales, scale_step = self.scales.locate(addresses, wide, tile)
             row = a8 + Int64((lane & 7) * 16)
-            first_scales = a_scale
+            row_scales = a_scale + Int64(token) * (self.hidden // 8)
             self.scales.start(memory)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
                 headers = self.scales.find(memory, step)
@@ -204,12 +200,11 @@ class SplitFc1:
                         self.hand_over(record, m_tile, tile, valid, expert)
                     self.copy_weights(stage, weights)
                     self.scales.copy(stage, addresses, scales, wide, tile, step, headers)
-                row_scales = [first_scales + Int64(token) * (self.hidden // 8) for token in held]
                 tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
                 commit_copies()
                 weights = weights + HALF_WEIGHT_BYTES
                 row = row + tokens.ROW_BYTES
-                first_scales = first_scales + tokens.ROW_SCALE_BYTES
+                row_scales = row_scales + tokens.ROW_SCALE_BYTES
                 scales = scales + scale_step
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if copied >= self.lag:
@@ -224,17 +219,23 @@ class SplitFc1:
                     self.look_ahead(memory, addresses, task + blocks, next_expert, lane)
                 copied = copied + 1
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
+        self.drain(memory, (behind, behind_left, behind_parity), copied, lane, half)
+
+    @cute.jit
+    def drain(self, memory, behind, copied, lane, half):
+        """Finish the last stages, nothing being copied any more; ``behind`` are the first one and its phase."""
+        stage, left, parity = behind
         wait_copies(0)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             self.scales.drain(memory)
             if copied + i >= self.lag:
-                ptx.wait(behind + self.pipeline.landed, behind_parity)
-                self.scales.rebuild(memory, behind, lane, half, False)
-                self.publish(behind)
-                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                ptx.wait(stage + self.pipeline.landed, parity)
+                self.scales.rebuild(memory, stage, lane, half, False)
+                self.publish(stage)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 
     def look_ahead(self, memory, addresses, task, expert, lane):
-        """Look at the scales of the next task. Past the last one the expert is an earlier one's, and never asked for."""
+        """Look at the scales of the next task; past the last one the expert is an earlier one's, which is never used."""
         self.scales.look_ahead(memory, addresses, Int64(expert), self.split_task(task)[1], lane)
 
     def hand_over(self, record, m_tile, tile, valid, expert):
@@ -288,7 +289,7 @@ class SplitFc1:
                 sums[i] = Float32(0.0)
             for _ in cutlass.range(0, self.steps, 1, unroll=1):
                 ptx.wait(stage + self.pipeline.full, parity)
-                if cutlass.const_expr(self.tile_m == 64):
+                if cutlass.const_expr(self.tile_m == 32):
                     self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
                 else:
                     tokens.multiply_tokens(

@@ -18,12 +18,12 @@ from planfreeze.target import Target
 
 __all__ = ["TILES_M", "SplitFc2Payload", "SwizzledPipeline", "pipeline_sm_90a", "split_fc2"]
 
-TILES_M = {"sm_90a": (8, 16, 64), "sm_120a": (16,)}
+TILES_M = {"sm_90a": (8, 16, 32), "sm_120a": (16,)}
 """Rows per tile that the kernels of an architecture are written for."""
 THREADS_SM_90A = 160
 """Four warps that multiply and one that fills the stages."""
 STAGES_SM_90A = 4
-BLOCKS_SM_90A = {8: 4, 16: 4, 64: 2}
+BLOCKS_SM_90A = {8: 4, 16: 4, 32: 3}
 """Resident blocks per SM: what the registers of ``tile_m`` sums and the shared memory leave room for."""
 SWIZZLE_BYTES = 1024
 """Alignment of an operand in 128-byte swizzle: the pattern repeats after eight rows (PTX ISA, wgmma operands)."""
@@ -42,7 +42,7 @@ class SplitFc2Payload(Payload):
     intermediate : int
         K of the projection: columns of the intermediate per rank, a multiple of 64.
     tile_m : int
-        Intermediate rows per tile: 8, 16 or 64 on sm_90a, 16 on sm_120a.
+        Intermediate rows per tile: 8, 16 or 32 on sm_90a, 16 on sm_120a.
     csf_inline : bool
         Read the scales from inline storage; needs ``intermediate % 128 == 64``.
 
@@ -74,7 +74,7 @@ def explain_refusal(payload: SplitFc2Payload) -> str | None:
     if intermediate <= 0 or intermediate % 64:
         return f"intermediate = {intermediate} is not a positive multiple of 64 (remainder {intermediate % 64})"
     if payload.tile_m not in TILES_M["sm_90a"]:
-        return f"tile_m = {payload.tile_m} is not 8, 16 or 64"
+        return f"tile_m = {payload.tile_m} is not 8, 16 or 32"
     if payload.csf_inline and not is_compact(intermediate):
         return (
             f"csf_inline with intermediate = {intermediate}: scales are read inline only where "

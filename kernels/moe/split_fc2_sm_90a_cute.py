@@ -20,7 +20,6 @@ from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipe
 __all__ = ["SplitFc2"]
 
 CONSUMERS = 128
-WARP = 32
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One intermediate row of K128 and its four fp32 scales."""
 
@@ -37,8 +36,10 @@ class SplitFc2:
     f32 scales ``(padded K / 128, rows, 4)``; ``w2`` 32-bit words ``[expert][128-row tile][K128][K32][32-row
     chunk][lane][nt]``; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``;
     ``token_map`` i32 and ``row_weight`` f32 ``(rows,)``; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``;
-    ``tile_count`` i32 ``(2 + m_tiles,)``, see :mod:`planfreeze.kernels.moe.progress_cute`; ``alpha`` f32 ``(experts,)``; ``route_output`` bf16 ``(pairs, hidden)``; then
-    ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the tables 4.
+    ``tile_count`` i32 ``(2 + m_tiles,)``, by whose counters it waits for the rows of an m tile (see
+    :mod:`planfreeze.kernels.moe.progress_cute`); ``alpha`` f32 ``(experts,)``; ``route_output`` bf16
+    ``(pairs, hidden)``; then ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the tables
+    4.
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply 32 weight rows each with tile_m intermediate rows. Warp 4
     fills a ring of 4 stages of K128, weights and scales by bulk copies, the valid rows in 128-byte swizzle by cp.async
@@ -46,7 +47,7 @@ class SplitFc2:
     instructions of the other warps. The ring never drains between tasks, which are as short as one step. When K is an
     odd multiple of 64 the last step of a task has K64. Rows that are not valid are neither copied nor stored; what
     their columns of the product hold reaches no other column. 49,152 bytes of shared memory and at most 96
-    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 81,920 and 168 for 64, with 2. Persistent
+    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 65,536 and 128 for 32, with 3. Persistent
     blocks stride over the tasks, tile-major: the tasks of one tile share its rows in L2. sm_90a.
 
     Parameters
@@ -56,7 +57,7 @@ class SplitFc2:
     hidden, intermediate : int
         Output columns, a multiple of 256, and K, a multiple of 64.
     tile_m : int
-        Rows per tile: 8, 16 or 64.
+        Rows per tile: 8, 16 or 32.
     csf_inline : bool
         Read scales from inline storage.
     """
@@ -185,15 +186,21 @@ class SplitFc2:
                     # Past the last task the expert is an earlier one's, and never asked for.
                     self.scales.look_ahead(memory, addresses, self.row_block(next_expert, task + blocks), lane)
                 copied = copied + 1
+        self.drain(memory, (behind, behind_left, behind_parity, behind_step), copied, lane)
+        # Who waits for this launch relies on the one before it, too.
+        wait_for_previous()
+
+    @cute.jit
+    def drain(self, memory, behind, copied, lane):
+        """Finish the last stages, nothing being copied any more; ``behind`` are the first one, its phase and step."""
+        stage, left, parity, step = behind
         wait_copies(0)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             self.scales.drain(memory)
             if copied + i >= self.lag:
-                self.finish(memory, behind, behind_parity, lane, behind_step)
-                behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
-                behind_step = self.advance_step(behind_step)
-        # Who waits for this launch relies on the one before it, too.
-        wait_for_previous()
+                self.finish(memory, stage, parity, lane, step)
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                step = self.advance_step(step)
 
     def row_block(self, expert, task):
         """Return the row block of a task, Int64."""
@@ -257,14 +264,11 @@ class SplitFc2:
             if task + blocks < tasks:
                 next_expert, next_valid = self.load_entry(parameters, task + blocks)
             m_tile, tile = self.split_task(task)
-            # Loaded before the steps, which hide the latency: lane l has those of rows l and l + 32, valid or not.
+            # Loaded before the steps, which hide the latency: lane l has the entry of row l, valid or not.
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
-            entries = [
-                Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1)) + first) * 4
-                for first in range(0, self.tile_m, WARP)
-            ]
-            row_pairs = [ptx.load_global_i32(token_map + entry) for entry in entries]
-            weights = [ptx.load_global_f32(row_weight + entry) for entry in entries]
+            entry = Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1))) * 4
+            row_pair = ptx.load_global_i32(token_map + entry)
+            weight = ptx.load_global_f32(row_weight + entry)
             for index in cutlass.range_constexpr(4 * slots):
                 sums[index] = Float32(0.0)
             ring = (stage, left, parity)
@@ -274,8 +278,8 @@ class SplitFc2:
                 # The same in all lanes; and what slots need is not held for all of them at once.
                 if tokens.token_of_column(self.tile_m, 0, slot) < valid:
                     row = tokens.token_of_column(self.tile_m, lane, slot)
-                    pair = cute.arch.shuffle_sync(row_pairs[slot // 8], row - WARP * (slot // 8))
-                    slot_weight = cute.arch.shuffle_sync(weights[slot // 8], row - WARP * (slot // 8))
+                    pair = cute.arch.shuffle_sync(row_pair, row)
+                    slot_weight = cute.arch.shuffle_sync(weight, row)
                     if row < valid:
                         target = route_output + (Int64(pair) * self.hidden + first_column) * 2
                         self.store_column(target, sums, slot, factor, slot_weight)
@@ -284,7 +288,7 @@ class SplitFc2:
     def multiply_steps(self, ring, lane, weight_offset, scale_offset, valid, sums):
         """Multiply the stages of a task; return the stage after them, the stages to the ring's end, and its parity."""
         stage, left, parity = ring
-        if cutlass.const_expr(self.tile_m == 64):
+        if cutlass.const_expr(self.tile_m == 32):
             # A tail has the instructions of whole steps, whose code is long. The number of steps is kept from the
             # compiler (nvidia-cutlass-dsl 4.8.1), which spills registers where it knows that there are two.
             steps = Int32(select(valid > 0, Uint32(self.steps), Uint32(0)))

@@ -106,11 +106,11 @@ def test_sm_90a_has_a_routing_and_both_products_of_every_further_tile() -> None:
         ACT_QUANT,
         *EXPANSIONS,
         *MICRO_INLINE,
-        *routes(8, 16, 64),
-        *split1(8, 16, 64, inline=True),
-        *split1(64),
+        *routes(8, 16, 32),
+        *split1(8, 16, 32, inline=True),
+        *split1(32),
         *split2(8, 16, 64, inline=True),
-        *split2(64),
+        *split2(32),
         TOPK_SUM,
     )
     assert len(listed) == 24
@@ -125,7 +125,7 @@ def test_the_order_of_the_request_does_not_matter() -> None:
     )
 
 
-SPLIT_NATIVE = (*routes(8, 16, 64), *split1(8, 16, 64), *split2(8, 16, 64))
+SPLIT_NATIVE = (*routes(8, 16, 32), *split1(8, 16, 32), *split2(8, 16, 32))
 
 
 def test_native_experts_run_native_kernels_alone() -> None:
@@ -171,9 +171,9 @@ INLINE_8 = (*routes(8), *split1(8, inline=True), *split2(8, inline=True))
         ("1", MICRO_INLINE),
         ("9", INLINE_8),
         ("128", INLINE_8),
-        ("8,1536", (*MICRO_INLINE, *routes(64), *split1(64, inline=True), *split2(64, inline=True))),
-        ("8,1537", (*MICRO_INLINE, *EXPANSIONS, *routes(64), *split1(64), *split2(64))),
-        ("64,2048", (*INLINE_8, *EXPANSIONS, *routes(64), *split1(64), *split2(64))),
+        ("8,1536", (*MICRO_INLINE, *routes(32), *split1(32, inline=True), *split2(32, inline=True))),
+        ("8,1537", (*MICRO_INLINE, *EXPANSIONS, *routes(32), *split1(32), *split2(32))),
+        ("64,2048", (*INLINE_8, *EXPANSIONS, *routes(32), *split1(32), *split2(32))),
     ],
 )
 def test_capacities_ask_only_for_what_they_use(capacities: str, expected: tuple[Payload, ...]) -> None:
@@ -207,7 +207,7 @@ def test_the_activation_of_the_model_reaches_its_kernels_alone() -> None:
         act: MicroActPayload(hidden=5120, intermediate=576, id_bits=act.id_bits, limit="7.0", fast_math=True)
         for act in ACT
     }
-    for fc1 in (*split1(8, 16, 64, inline=True), *split1(64)):
+    for fc1 in (*split1(8, 16, 32, inline=True), *split1(32)):
         fields = {**fc1.to_fields(), "limit": "7.0", "fast_math": True}
         changed[fc1] = SplitFc1Payload.from_fields(fields)
     assert programs(limited, 4) == tuple(changed.get(payload, payload) for payload in programs(DS41, 4))

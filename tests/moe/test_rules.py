@@ -220,9 +220,9 @@ def test_the_limit_decides_for_grouped_kernels_of_inline_experts_alone(
         ("sm_90a", 64, 8),
         ("sm_90a", 128, 8),
         ("sm_90a", 129, 16),
-        ("sm_90a", 768, 16),
-        ("sm_90a", 769, 64),
-        ("sm_90a", 4096, 64),
+        ("sm_90a", 896, 16),
+        ("sm_90a", 897, 32),
+        ("sm_90a", 4096, 32),
         ("sm_120a", 1, 16),
         ("sm_120a", 128, 16),
         ("sm_120a", 4096, 16),
@@ -244,9 +244,9 @@ def test_an_unknown_architecture_has_no_tiles() -> None:
     [
         ("sm_90a", 8, True),
         ("sm_90a", 65536, True),
-        # 80 tiles of 64 weight rows for every 64 of 6 routes a token, and for 383 tiles more that are not full.
-        ("sm_90a", 286_327_061, True),
-        ("sm_90a", 286_327_062, False),
+        # 80 tiles of 64 weight rows for every 32 of 6 routes a token, and for 383 tiles more that are not full.
+        ("sm_90a", 143_163_530, True),
+        ("sm_90a", 143_163_531, False),
         ("sm_120a", 71_581_765, True),
         ("sm_120a", 71_581_766, False),
         ("sm_90a", 2**31 - 1, False),

@@ -10,7 +10,7 @@ from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload, pipeline_sm_90a, s
 from planfreeze.target import target
 
 DS41 = {"hidden": 5120, "intermediate": 576}
-VARIANTS = [(tile_m, csf_inline) for tile_m in (8, 16, 64) for csf_inline in (False, True)]
+VARIANTS = [(tile_m, csf_inline) for tile_m in (8, 16, 32) for csf_inline in (False, True)]
 
 
 def make_payload(**changes):
@@ -31,7 +31,7 @@ def compile_variant(compile_cute, *, fresh=0, **changes):
         ({"hidden": 0}, "hidden = 0"),
         ({"intermediate": 288}, "intermediate = 288 is not a positive multiple of 64 .remainder 32"),
         ({"intermediate": -64}, "intermediate = -64"),
-        ({"tile_m": 24}, "tile_m = 24 is not 8, 16 or 64"),
+        ({"tile_m": 24}, "tile_m = 24 is not 8, 16 or 32"),
         ({"intermediate": 512, "csf_inline": True}, "intermediate % 128 == 64, here it is 0"),
         ({"hidden": 5120.0}, "is a float"),
     ],
@@ -42,11 +42,11 @@ def test_payload_refuses_what_no_kernel_has(changes, reason):
 
 
 def test_payload_accepts_the_limits():
-    for changes in ({"hidden": 256}, {"intermediate": 64}, {"intermediate": 512}, {"tile_m": 8}, {"tile_m": 64}):
+    for changes in ({"hidden": 256}, {"intermediate": 64}, {"intermediate": 512}, {"tile_m": 8}, {"tile_m": 32}):
         assert len(make_payload(**changes).digest) == 64
 
 
-@pytest.mark.parametrize("tile_m", [8, 64])
+@pytest.mark.parametrize("tile_m", [8, 32])
 def test_sm_120a_has_tiles_of_16_rows_only(tile_m):
     assert split_fc2.define(make_payload(), target("sm_120a"))
     with pytest.raises(InvalidPayload, match=f"tile_m = {tile_m} is not 16 on sm_120a"):
@@ -109,7 +109,7 @@ def test_grid_is_the_tasks_or_what_is_resident(arch):
     assert grid({**scalars, "m_tiles": 407}, 528) == (528, 1, 1)
 
 
-@pytest.mark.parametrize(("arch", "tile_m"), [("sm_90a", 8), ("sm_90a", 16), ("sm_90a", 64), ("sm_120a", 16)])
+@pytest.mark.parametrize(("arch", "tile_m"), [("sm_90a", 8), ("sm_90a", 16), ("sm_90a", 32), ("sm_120a", 16)])
 @pytest.mark.parametrize("csf_inline", [False, True])
 def test_shared_memory_fits_the_blocks_the_registers_are_limited_for(arch, tile_m, csf_inline):
     launch = split_fc2.define(make_payload(tile_m=tile_m, csf_inline=csf_inline), target(arch)).source.launch
@@ -133,13 +133,13 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(
     sass = cuobjdump(compile_variant(compile_cute, tile_m=tile_m, csf_inline=csf_inline).cubin, "-sass")
     counts = {name: len(re.findall(name, sass)) for name in ("QGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")}
     # Two products for each K32 group of a whole step and of the tail, for tiles up to and above half full. For 8 rows
-    # the two are one group, else each is. For 64 rows, steps are multiplied in halves, of which a tail has one: four
-    # products for each width up to 32 rows and eight for each beyond. More pairs than groups would mean that the
+    # the two are one group, else each is. For 32 rows, steps are multiplied in halves, of which a tail has one: four
+    # products for each width. More pairs than groups would mean that the
     # products are serialised.
-    products, groups, ends = {8: (24, 12, 4), 16: (24, 24, 4), 64: (40, 40, 7)}[tile_m]
+    products, groups, ends = {8: (24, 12, 4), 16: (24, 24, 4), 32: (16, 16, 4)}[tile_m]
     assert counts == {"QGMMA": products, "WARPGROUP.ARRIVE": groups, "WARPGROUP.DEPBAR": groups}
     widths = {int(found) for found in re.findall(r"QGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", sass)}
-    assert widths == {8: {8}, 16: {8, 16}, 64: {8, 16, 24, 32}}[tile_m]
+    assert widths == {8: {8}, 16: {8, 16}, 32: {8, 16, 24, 32}}[tile_m]
     # All but the last group of a step are waited for with one more in flight.
     assert len(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1", sass)) == groups - ends
     assert "UBLKCP" in sass and not re.search(r"\b(LDL|STL)\b", sass)
@@ -149,8 +149,8 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(
 def test_sm_90a_registers_fit_the_blocks_wanted(compile_cute, cuobjdump, tile_m, csf_inline):
     usage = cuobjdump(compile_variant(compile_cute, tile_m=tile_m, csf_inline=csf_inline).cubin, "-res-usage")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    # Five warps a block: 2 blocks leave at most three warps for a quarter of the registers of an SM, 4 blocks five.
-    assert registers <= (168 if tile_m == 64 else 96) and stack == 0
+    # Five warps a block: 3 blocks leave at most four warps for a quarter of the registers of an SM, 4 blocks five.
+    assert registers <= (128 if tile_m == 32 else 96) and stack == 0
     (symbol,) = re.findall(r"Function (\S+):", usage)
     assert re.fullmatch(r"kernel_cutlass_kernel_SplitFc2_+0", symbol)
 
@@ -162,12 +162,12 @@ def test_sm_90a_code_has_the_steps_its_k_needs(compile_cute, cuobjdump, intermed
 
 
 @pytest.mark.parametrize("intermediate", [64, 256])
-def test_sm_90a_code_of_64_rows_spills_nothing_however_few_its_steps_are(compile_cute, cuobjdump, intermediate):
-    cubin = compile_variant(compile_cute, tile_m=64, intermediate=intermediate).cubin
+def test_sm_90a_code_of_32_rows_spills_nothing_however_few_its_steps_are(compile_cute, cuobjdump, intermediate):
+    cubin = compile_variant(compile_cute, tile_m=32, intermediate=intermediate).cubin
     assert not re.search(r"\b(LDL|STL)\b", cuobjdump(cubin, "-sass"))
 
 
-@pytest.mark.parametrize("tile_m", [8, 16, 64])
+@pytest.mark.parametrize("tile_m", [8, 16, 32])
 def test_sm_90a_consumers_are_the_same_for_both_storages(compile_cute, tile_m):
     # Bit identity: from the weight words to the stored row, both kinds of scales meet the same arithmetic.
     def arithmetic(ptx):
@@ -180,8 +180,8 @@ def test_sm_90a_consumers_are_the_same_for_both_storages(compile_cute, tile_m):
     columns = tile_m // 4
     assert arithmetic(native) == arithmetic(inline)
     assert arithmetic(native).count("cvt.rn.bf16.f32") == 4 * columns
-    # For every width: of 64 rows two K32 groups, else those of a step and of the tail.
-    results = 2 * (2 + 4 + 6 + 8 + 10 + 12 + 16) if tile_m == 64 else (columns + columns // 2) * (4 + 2)
+    # For every width: of 32 rows two K32 groups, else those of a step and of the tail.
+    results = 2 * (2 + 4 + 6 + 8) if tile_m == 32 else (columns + columns // 2) * (4 + 2)
     assert arithmetic(native).count("fma.rn.f32") == 4 * results
 
 

@@ -179,7 +179,7 @@ class ScalePlanes:
 
     @cute.jit
     def stage_inline(self, storage, staged, lane, expert, half_tile, k_tile):
-        """Copy what a stage has of both groups, 16 lanes each; return the bases of the lane's four slots, and the kinds."""
+        """Copy what a stage has of both groups, 16 lanes each; return the bases of a lane's slots, and the kinds."""
         tiles, bases, raw = storage
         half, part = half_tile & 1, lane & 15
         block = Int64(expert) * (2 * self.geometry.row_tiles) + Int64(half_tile >> 1)
