@@ -81,10 +81,10 @@ class SplitFc1:
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in K order, ``a_scale`` u8 ``(tokens, hidden / 32)``, ``w13`` packed
     words; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``token_map`` i32
     ``(rows,)``, ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``, ``tile_count`` i32 ``(2 + m_tiles,)``, ``alpha``
-    f32 ``(experts,)``, ``intermediate`` u8, ``rows`` rows of payload in K order, then a plane of ``rows`` scale words for
-    every 128 columns; then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the i32 and
-    f32 ones to their own size. Rows of a tile from ``tile_valid`` on are not written. Padding columns get zero payload
-    and zero scales.
+    f32 ``(experts,)``, ``intermediate`` u8, ``rows`` rows of payload in K order, then a plane of ``rows`` scale words
+    for every 128 columns; then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the i32
+    and f32 ones to their own size. Rows of a tile from ``tile_valid`` on are not written. Padding columns get zero
+    payload and zero scales.
 
     Tiles: 128 threads, M16 x N128 of gate and of up x K64 a stage, 2 stages of 11,328 bytes (22,656 in all), filled
     by cp.async one ahead. Warp w multiplies columns 32w..32w+31 of both halves, so that a quad of lanes has whole

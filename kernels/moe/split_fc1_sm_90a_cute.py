@@ -235,7 +235,7 @@ class SplitFc1:
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 
     def look_ahead(self, memory, addresses, task, expert, lane):
-        """Look at the scales of the next task; past the last one the expert is an earlier one's, which is never used."""
+        """Look at the scales of the next task; past the last one the expert is an earlier one's, and unused."""
         self.scales.look_ahead(memory, addresses, Int64(expert), self.split_task(task)[1], lane)
 
     def hand_over(self, record, m_tile, tile, valid, expert):

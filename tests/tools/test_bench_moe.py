@@ -343,3 +343,10 @@ def test_a_meter_without_its_library_reads_nothing_and_says_why(monkeypatch: pyt
     with meter.Meter("GPU-of-nobody") as found:
         assert "libnobody" in str(found.reason)
         assert found.read(0.0, time.monotonic()) == {}
+
+
+def test_the_page_shows_the_figures_that_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    root = TOOLS.parent
+    assert bench_moe.main(["--read", str(root / "evidence" / "moe.json")]) == 0
+    printed = capsys.readouterr().out.strip().replace("\n## ", "\n### ")
+    assert (root / "docs" / "side_by_side.md").read_text().endswith(printed + "\n")

@@ -32,8 +32,8 @@ nvidia-cutlass-dsl {built["nvidia-cutlass-dsl"]} on a machine without a GPU. `to
 
 Geometry of `ds41` on four ranks (384 experts, hidden 5120, 576 columns a rank, top 6). CUDA graphs of 20 calls, 54
 interleaved rounds, forms of scales side by side; for the projections three or five routings in turn, exceptions in
-0.03 % of the scales and two dense rows an expert. The kernels are not tuned yet: the inline first projection is slower
-than native at few tokens, where a whole row block is raw tiles as the dense rows make it, and above 128 tokens.
+0.03 % of the scales and two dense rows an expert. Back to back as here, the card is at its power limit above 64 tokens.
+[side_by_side.md](side_by_side.md) has cool figures, outside layers, what limits and what was tried.
 
 | program | tokens | median us | 10..90 % | floor us | x floor |
 |---|---|---|---|---|---|
