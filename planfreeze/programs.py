@@ -3,6 +3,7 @@
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 from planfreeze.binding import Signature
@@ -222,18 +223,28 @@ class Bound:
                 self._address,
             )
             return lambda stream: launch(function, *sizes, stream, address, 0)
-        config = driver.CUlaunchConfig()
+        # The stream is part of what the driver reads, so every thread has its own.
+        configs: dict[int, Any] = {}
+
+        def launch_extended(stream: int) -> Any:
+            thread = get_ident()
+            config = configs.get(thread)
+            if config is None:
+                config = configs[thread] = self._make_config()
+            config.hStream = driver.CUstream(stream)
+            return driver.cuLaunchKernelEx(config, function, self._address, 0)
+
+        return launch_extended
+
+    def _make_config(self) -> Any:
+        """Return what the driver is told of an extended launch, but for the stream."""
+        info, config = self.program.launch_info, self.program.device.driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = info.block
         config.sharedMemBytes = info.shared_bytes
         config.attrs = self._launch_attributes()
         config.numAttrs = len(config.attrs)
-
-        def launch_extended(stream: int) -> Any:
-            config.hStream = driver.CUstream(stream)
-            return driver.cuLaunchKernelEx(config, function, self._address, 0)
-
-        return launch_extended
+        return config
 
     def _launch_attributes(self) -> list[Any]:
         info, driver = self.program.launch_info, self.program.device.driver

@@ -40,6 +40,16 @@ class RecordingDriver:
         CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carveout",
     )
     CUresult = SimpleNamespace(CUDA_SUCCESS=status("CUDA_SUCCESS"))
+    CUlaunchConfig = SimpleNamespace
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="programmatic")
+
+    class CUlaunchAttribute:
+        def __init__(self) -> None:
+            self.value = SimpleNamespace()
+
+    @staticmethod
+    def CUstream(handle: int) -> int:  # noqa: N802 - the driver's name
+        return handle
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -48,7 +58,7 @@ class RecordingDriver:
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.calls.append((name, arguments))
-            if name == "cuLaunchKernel":
+            if name in ("cuLaunchKernel", "cuLaunchKernelEx"):
                 return (status(self.refusals.pop(0) if self.refusals else "CUDA_SUCCESS"),)
             return (status("CUDA_SUCCESS"), 4)
 
@@ -182,6 +192,41 @@ def test_a_thread_without_the_context_launches_with_it_pushed(program: Program) 
         "cuLaunchKernel",
         "cuCtxPopCurrent",
     ]
+
+
+def test_a_programmatic_launch_is_one_with_that_attribute_and_no_other(program: Program) -> None:
+    program.bind(rows(), sums(), TOKENS, is_programmatic=True).launch()
+    program.bind(rows(), sums(), TOKENS).launch()
+    ((config, _, _, _),) = program.device.driver.named("cuLaunchKernelEx")
+    (attribute,) = config.attrs
+    assert (attribute.id, attribute.value.programmaticStreamSerializationAllowed) == ("programmatic", 1)
+    assert (config.hStream, config.blockDimX, config.numAttrs) == (77, program.launch_info.block[0], 1)
+    assert len(program.device.driver.named("cuLaunchKernel")) == 1
+
+
+def test_threads_that_launch_one_bound_program_do_so_on_streams_of_their_own(program: Program) -> None:
+    bound = program.bind(rows(), sums(), TOKENS, is_programmatic=True)
+    meeting, seen = threading.Barrier(2, timeout=30), {}
+
+    def launch(config: Any, *_: Any) -> tuple[Any]:
+        meeting.wait()  # both threads have said their stream
+        seen[threading.get_ident()] = config.hStream
+        return (status("CUDA_SUCCESS"),)
+
+    program.device.driver.cuLaunchKernelEx = launch
+    program.device.stream_handle = lambda stream: stream  # type: ignore[method-assign]
+    streams = {}
+
+    def run(stream: int) -> None:
+        streams[threading.get_ident()] = stream
+        bound.launch(stream)
+
+    threads = [threading.Thread(target=run, args=(stream,)) for stream in (5, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == streams and sorted(seen.values()) == [5, 6]
 
 
 def test_a_refused_launch_names_program_and_reason(program: Program) -> None:
