@@ -109,7 +109,7 @@ def test_sm_90a_has_a_routing_and_both_products_of_every_further_tile() -> None:
         *routes(8, 16, 32),
         *split1(8, 16, 32, inline=True),
         *split1(32),
-        *split2(8, 16, 64, inline=True),
+        *split2(8, 16, 32, inline=True),
         *split2(32),
         TOPK_SUM,
     )
@@ -320,7 +320,7 @@ def test_a_model_that_does_not_divide_has_no_programs(tp: int) -> None:
 def test_architectures_differ_in_the_tiles_of_grouped_routes_alone() -> None:
     hopper, blackwell = set(programs(DS41, 4, arms="all")), set(programs(DS41, 4, arch="sm_120a", arms="all"))
     assert blackwell < hopper
-    assert {payload.to_fields()["tile_m"] for payload in hopper - blackwell} == {8, 64}
+    assert {payload.to_fields()["tile_m"] for payload in hopper - blackwell} == {8, 32}
 
 
 def test_no_payload_is_listed_twice() -> None:
