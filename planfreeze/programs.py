@@ -105,8 +105,9 @@ class Program:
             One to three numbers of blocks in place of the family's rule.
         is_programmatic : bool
             Launch it as a programmatic dependent of the launch before it on the stream, which it may then overlap. Only
-            for a kernel that waits for that launch (PTX ``griddepcontrol.wait``) before it touches what both touch, as
-            the kernels of the MoE layers do. A program whose launch facts say so is always launched like that.
+            for a kernel that waits for that launch (PTX ``griddepcontrol.wait``) before it touches what both touch; the
+            kernels of the MoE layers do in the order of a layer. A program whose launch facts say so is always launched
+            like that.
 
         Raises
         ------
@@ -168,7 +169,10 @@ def check_grid(name: str, grid: Sequence[int]) -> Grid:
 
 
 class Bound:
-    """A program with checked arguments. ``launch`` is one driver call: no check, no allocation, no file."""
+    """A program with checked arguments. ``launch`` is one driver call: no check, no file, no allocation on a device.
+
+    Where the launch has attributes, a thread's first one also makes what the driver reads of them.
+    """
 
     def __init__(
         self, program: Program, words: list[int], grid: Grid, kept: tuple[Any, ...], is_programmatic: bool

@@ -153,14 +153,6 @@ def load_global_f32(address, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def load_global_x2(address, *, loc=None, ip=None):
-    """Load two 32-bit words from an 8-byte aligned address."""
-    text = "ld.global.v2.u32 {$0,$1}, [$2];"
-    words = emit([T.i32()] * 2, [address], text, "=r,=r,l", loc=loc, ip=ip)
-    return tuple(Uint32(word) for word in words)
-
-
-@dsl_user_op
 def load_global_x4(address, *, loc=None, ip=None):
     """Load four 32-bit words from a 16-byte aligned address."""
     text = "ld.global.v4.u32 {$0,$1,$2,$3}, [$4];"

@@ -1,8 +1,8 @@
 """Tile product of MXFP4 weights and the rows of an m tile on sm_90a.
 
 Operand, order and instructions are those of ``tokens_sm_90a``. A tile is multiplied at the least width there is for its
-valid rows: of 16 rows half or all of them, of 32 rows every multiple of 8; of 8 rows, which is the least
-width, half of the results are left out. The weights of a K32 group are read and decoded once for all rows of the tile.
+valid rows: of 16 rows half or all of them, of 32 rows every multiple of 8; of 8 rows, which is the least width, half of
+the results are left out. The weights of a K32 group are read and decoded once for all rows of the tile.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -18,8 +18,7 @@ __all__ = ["RowProduct"]
 SMALLEST_WIDTH = 8
 """N of the narrowest wgmma."""
 SLOTS = {8: (1, 2), 16: (2, 4), 32: (2, 4, 6, 8)}
-"""By rows of a tile, the numbers of a lane's result columns it may be multiplied with; four rows are one column.
-"""
+"""By rows of a tile, the numbers of a lane's result columns it may be multiplied with; four rows are one column."""
 
 
 class RowProduct:

@@ -2,9 +2,10 @@
 
 Halves are those of the first projection, 64 up rows and the same 64 gate rows a stage; Rows those of the second, 128
 rows of one group. All have the same methods, so that a kernel is written once. The producer calls, for every task,
-``look_ahead`` while the task before it is copied and then ``start``; for every step ``find``, and ``copy`` in one lane;
-``lag`` steps later ``rebuild``, which turns what has landed into the fp32 plane. What it keeps between calls is in the
-registers that ``remember`` gives. ``addresses`` are the kernel's scale parameters.
+``look_ahead`` while the task before it is copied, then ``locate`` and ``start``; for every step ``find``, and ``copy``
+in one lane; ``lag`` steps later ``rebuild``, which turns what has landed into the fp32 plane. Once nothing is copied
+any more, ``drain`` stands in for ``find``. What it keeps between calls is in the registers that ``remember`` gives.
+``addresses`` are the kernel's scale parameters.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -77,7 +78,7 @@ class NativeHalves:
         first = first + Int64(part * self.steps) * step
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
-    def copy(self, stage, addresses, source, expert, half_tile, step, headers):
+    def copy(self, stage, addresses, source, expert, half_tile, step, found):
         """Start the copies of one step from ``source``; ``landed`` completes when they have arrived."""
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
@@ -100,7 +101,7 @@ class InlineMemory:
     Headers of the tile blocks of a task, step by step: lane l has those of steps l, l + 32, .. of every row group. They
     tell before a step is copied whether a tile of it is raw, and before it is rebuilt whether a tile has exceptions at
     all. And what kinds of tiles the last steps had, four bits each, the latest in the lowest: bits 0 and 1 are set for
-    a row group whose tile is raw, bit 2 for a step with exceptions.
+    a row group whose tile is raw, bit 2 for a step with a header that is not zero.
     """
 
     def __init__(self, groups, steps):
@@ -313,7 +314,7 @@ class NativeRows:
         """Return the address of the first words of a row block, Int64."""
         return addresses[0] + row_block * self.row_block_bytes
 
-    def copy(self, stage, addresses, source, row_block, step, header):
+    def copy(self, stage, addresses, source, row_block, step, found):
         """Start the copy of one step of a row block; ``landed`` completes when it has arrived."""
         landed = stage + self.pipeline.landed
         size_bytes = cutlass.min(Int32(NATIVE_SCALE_BYTES), Int32(self.row_block_bytes) - step * NATIVE_SCALE_BYTES)

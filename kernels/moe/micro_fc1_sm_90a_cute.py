@@ -77,7 +77,7 @@ class MicroFc1:
         self.steps = hidden // 128 // parts
         self.tiles = intermediate // 64
         self.tasks_per_pair = self.tiles * parts
-        # Less than a task's steps: when the first step of a task is rebuilt, its last one is not yet copied.
+        # Less than a task's steps: its first step is rebuilt in its own loop, which knows which half of a tile it is.
         self.lag = min(self.pipeline.stages - 2, self.steps - 1)
         storage = InlineHalves if csf_inline else NativeHalves
         self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag, parts=parts)
@@ -144,13 +144,13 @@ class MicroFc1:
                 scales, scale_step = self.scales.locate(addresses, expert, tile, part)
                 self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
-                    headers = self.scales.find(memory, step)
+                    found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
                         if copied >= ahead:
                             self.copy_weights(stage, weights)
                         self.copy_row(stage, row, row_scales)
-                        self.scales.copy(stage, addresses, scales, expert, tile, step, headers)
+                        self.scales.copy(stage, addresses, scales, expert, tile, step, found)
                     weights = weights + HALF_WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + ROW_SCALE_BYTES

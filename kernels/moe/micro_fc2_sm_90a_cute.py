@@ -131,13 +131,13 @@ class MicroFc2:
                 scales = self.scales.locate(addresses, row_block)
                 self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
-                    header = self.scales.find(memory, step)
+                    found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
                         if copied >= ahead:
                             self.copy_weights(stage, weights, step)
                         self.copy_row(stage, row, row_scales)
-                        self.scales.copy(stage, addresses, scales, row_block, step, header)
+                        self.scales.copy(stage, addresses, scales, row_block, step, found)
                     weights = weights + WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + Int64(rows) * ROW_SCALE_BYTES

@@ -51,7 +51,10 @@ TILE_M_STEPS: Mapping[str, tuple[tuple[int | None, int], ...]] = {
     "sm_90a": ((128, 8), (896, 16), (None, 32)),
     "sm_120a": ((None, 16),),
 }
-"""By architecture: up to how many tokens of capacity (None: any) a tile of grouped routes has how many rows."""
+"""By architecture: up to how many tokens of capacity (None: any) a tile of grouped routes has how many rows.
+
+On sm_90a, tiles of 32 rows are slower than of 16 at 768 tokens and faster at 1024 (docs/side_by_side.md).
+"""
 SMALLEST_ROW_TILE = 64
 MAX_COUNT = 2**31 - 1
 
@@ -218,9 +221,9 @@ def choose_scale_mode(sharded: ShardedModel, capacity: int, arm: Arm, options: P
 def choose_tile_m(arch: str, capacity: int) -> int:
     """Return the rows of a tile of grouped routes.
 
-    A block-scaled product takes 16 tokens and no other number. Tiles of wgmma kernels
-    have 8, 16 or 32: few tokens leave most rows of a large tile empty, and many take every weight tile less often
-    through the decoder when the tile is large.
+    A block-scaled product takes 16 tokens and no other number. Tiles of wgmma kernels have 8, 16 or 32 rows: few
+    tokens leave most rows of a large tile empty, and many take every weight tile less often through the decoder when
+    the tile is large.
     """
     steps = TILE_M_STEPS[target(arch).arch]
     return next(tile_m for largest, tile_m in steps if largest is None or capacity <= largest)

@@ -108,7 +108,7 @@ class SplitFc1:
         self.tiles = intermediate // 64
         # The tile whose columns are followed by 64 of padding, or none.
         self.short_tile = self.tiles - 1 if intermediate % 128 else -1
-        # Less than a task's steps: when the first step of a task is rebuilt, its last one is not yet copied.
+        # Less than a task's steps: its first step is rebuilt in its own loop, which knows which half of a tile it is.
         self.lag = min(self.pipeline.stages - 2, self.steps - 1)
         storage = InlineHalves if csf_inline else NativeHalves
         self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag)
@@ -193,13 +193,13 @@ class SplitFc1:
             row_scales = a_scale + Int64(token) * (self.hidden // 8)
             self.scales.start(memory)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
-                headers = self.scales.find(memory, step)
+                found = self.scales.find(memory, step)
                 ptx.wait(stage + self.pipeline.empty, parity)
                 with cute.arch.elect_one():
                     if step == 0:
                         self.hand_over(record, m_tile, tile, valid, expert)
                     self.copy_weights(stage, weights)
-                    self.scales.copy(stage, addresses, scales, wide, tile, step, headers)
+                    self.scales.copy(stage, addresses, scales, wide, tile, step, found)
                 tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
                 commit_copies()
                 weights = weights + HALF_WEIGHT_BYTES

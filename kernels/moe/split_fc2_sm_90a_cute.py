@@ -39,7 +39,8 @@ class SplitFc2:
     ``tile_count`` i32 ``(2 + m_tiles,)``, by whose counters it waits for the rows of an m tile (see
     :mod:`planfreeze.kernels.moe.progress_cute`); ``alpha`` f32 ``(experts,)``; ``route_output`` bf16
     ``(pairs, hidden)``; then ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the tables
-    4.
+    4. A live m tile has a valid row. Counters at their start say that a ``split_fc1`` of this geometry was launched
+    after they were set, without which this kernel never ends; zeros wait for nobody.
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply 32 weight rows each with tile_m intermediate rows. Warp 4
     fills a ring of 4 stages of K128, weights and scales by bulk copies, the valid rows in 128-byte swizzle by cp.async
@@ -163,13 +164,13 @@ class SplitFc2:
             if is_open != 0:
                 is_open = await_rows(tile_count, m_tile, self.first_tiles, m_tiles)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
-                header = self.scales.find(memory, step)
+                found = self.scales.find(memory, step)
                 ptx.wait(stage + self.pipeline.empty, parity)
                 with cute.arch.elect_one():
                     if copied >= ahead:
                         self.copy_weights(stage, weights, step)
                     self.copy_row_scales(stage, row_scales)
-                    self.scales.copy(stage, addresses, scales, row_block, step, header)
+                    self.scales.copy(stage, addresses, scales, row_block, step, found)
                 target = stage + self.pipeline.activations
                 tokens.copy_chunks(target, lane, source, range(0, self.tile_m, 4), self.padded, valid)
                 commit_copies()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from planfreeze.kernels.moe import progress_cute
+from planfreeze.kernels.moe.routing import COUNTER_START
 
 
 def load_machine():
@@ -148,6 +149,10 @@ class Block(lanes.Block):
         made.power_of_two_approximate = lambda a: f32(np.exp2(np.float64(a)))
         return made
 
+    def wait_for_count(self, address, count):
+        (counted,) = self.read(self.memory, address, u32, 1)
+        assert u32(counted) - u32(COUNTER_START) >= count, "a wait that never ends"
+
     def add_both(self, first, second):
         for address in (int(first), int(second)):
             self.memory[address : address + 4].view(u32)[0] += 1
@@ -158,6 +163,7 @@ class Block(lanes.Block):
         return {
             "add_both": self.add_both,
             "fence_async_global": lambda: None,
+            "wait_for_count": self.wait_for_count,
             "load_acquire": lambda address: self.read(self.memory, address, u32, 1)[0],
             "ballot": self.ballot,
             "bits_of_float": bits,

@@ -68,6 +68,21 @@ def test_planes_are_written_before_routes_are_looked_at(arms: tuple[Arm, ...]) -
             assert [stage.name for stage in stages] == expected
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize("arms", [("inline",), ("expand",), ("native",)])
+def test_launches_that_overlap_stand_behind_those_they_may_overlap(arch: str, arms: tuple[Arm, ...]) -> None:
+    for planned in plan(arch=arch, capacities=(8, 64, 4096), arms=arms).capacities:
+        for stages in planned.stages:
+            names = [stage.name for stage in stages]
+            # The quantiser waits first; what relies on a plain launch has one, whatever stands before it.
+            assert names[0] == "act_quant" and names[-1] == "topk_sum"
+            plain = {stage.name for stage in stages if not stage.is_programmatic}
+            assert all(name.startswith(("expand", "csf")) for name in plain)
+            if "route_plan" in names:
+                assert names[names.index("route_plan") - 1] in {"act_quant", *plain}
+                assert names.index("split_fc2") == names.index("split_fc1") + 1 == names.index("route_plan") + 2
+
+
 def test_kernels_read_inline_where_the_mode_says_so_and_nowhere_else() -> None:
     for arms in (("inline",), ("expand",), ("native",)):
         for planned in plan(capacities=(8, 9, 1537), arms=arms).capacities:  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from planfreeze.kernels.moe.reference import (
     dequantise_mxfp4,
     dequantise_mxfp8,
 )
+from planfreeze.kernels.moe.routing import COUNTER_START
 from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload, pipeline_sm_90a, split_fc2
 from planfreeze.kernels.moe.weights import pack_w2
 from planfreeze.kernels.scales.geometry import ScaleGeometry
@@ -153,8 +154,11 @@ class Problem:
             return tuple(part.numpy() for part in encode(self.geometry, self.plane).parts())
         return (self.plane.numpy(),)
 
-    def run(self, monkeypatch, *, tile_m, csf_inline, blocks, padding=0x00, widths=None):
-        """Return the route rows as bf16 bits, compared with float64; the widths of the products are as told."""
+    def run(self, monkeypatch, *, tile_m, csf_inline, blocks, padding=0x00, widths=None, counters=None):
+        """Return the route rows as bf16 bits, compared with float64; the widths of the products are as told.
+
+        ``counters`` are those of the first projection, zeros unless given.
+        """
         payload = SplitFc2Payload(
             hidden=self.hidden, intermediate=self.intermediate, tile_m=tile_m, csf_inline=csf_inline
         )
@@ -171,7 +175,7 @@ class Problem:
             row_weight,
             routes.expert,
             routes.valid,
-            np.array([routes.count, *[0] * (1 + routes.m_tiles)], dtype=np.int32),
+            np.array([routes.count, *(counters or [0] * (1 + routes.m_tiles))], dtype=np.int32),
             self.alpha,
             output,
         )
@@ -260,6 +264,22 @@ def test_blocks_without_a_task_write_nothing(monkeypatch):
     # Blocks 2 and 3 have no live tile but an entry to load; block 9 not even that.
     problem = Problem(intermediate=64, ids=[0])
     problem.run(monkeypatch, tile_m=8, csf_inline=True, blocks=10)
+
+
+def test_rows_are_taken_once_all_first_tasks_of_their_tile_are_done(monkeypatch):
+    # Three tiles, of three first tasks each; the counters of the last two tiles belong to none.
+    problem = Problem(intermediate=192, ids=[0, 1, 2])
+    done = [COUNTER_START + count for count in (9, 3, 3, 3, 0, 0)]
+    whole = problem.run(monkeypatch, tile_m=8, csf_inline=False, blocks=2, counters=done)
+    # One task of a later tile is left, in the sum too: those that are done are not waited for.
+    for tile in range(3):
+        open_tile = [*done]
+        open_tile[0], open_tile[1 + tile] = done[0] - 1, done[1 + tile] - 1
+        with pytest.raises(AssertionError, match="a wait that never ends"):
+            problem.run(monkeypatch, tile_m=8, csf_inline=False, blocks=1, counters=open_tile)
+    # More first tasks are open than those of the tiles that are asked for.
+    found = problem.run(monkeypatch, tile_m=8, csf_inline=True, blocks=1, counters=[done[0] - 1, *done[1:]])
+    assert (whole == found).all()
 
 
 def test_no_valid_route(monkeypatch):

@@ -5,13 +5,11 @@ from torch import Tensor
 
 from planfreeze.kernels.moe.experts import PreparedExperts, Scales
 from planfreeze.kernels.scales.csf_batch import CsfBatch
-from planfreeze.kernels.scales.geometry import RAW_TILE_BYTES, TILE_BLOCK_BYTES
+from planfreeze.kernels.scales.geometry import RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
 from planfreeze.kernels.scales.storage import InlineScales
 
 BYTES_PER_US = 4.6e6
 """4.6 TB/s, the convention of every ratio: what an H200 read of constant bytes. Random bytes are read more slowly."""
-HEADER_OFFSET = 64
-"""Byte of a tile's header in its block: below zero where the tile is raw."""
 
 
 def expert_bytes(experts: PreparedExperts) -> Tensor:
@@ -24,7 +22,7 @@ def scale_bytes(scales: Scales, experts: int) -> Tensor:
     """Return the bytes of every expert's scales of one projection, in the form they are stored."""
     if isinstance(scales, InlineScales):
         blocks = scales.parts()[0].view(experts, -1, TILE_BLOCK_BYTES)
-        headers = blocks[:, :, HEADER_OFFSET : HEADER_OFFSET + 4].contiguous().view(torch.int32)
+        headers = blocks[:, :, SELECTOR_BYTES : SELECTOR_BYTES + 4].contiguous().view(torch.int32)
         every = scales.geometry.tile_bytes(1) + scales.geometry.base_bytes(1)
         return every + RAW_TILE_BYTES * (headers < 0).sum((1, 2)).double()
     if isinstance(scales, CsfBatch):
