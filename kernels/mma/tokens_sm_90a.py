@@ -20,6 +20,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma.memory import copy_16
 from planfreeze.kernels.mma.sm_90a import COLUMN_BYTES, COLUMNS, arrange_fragments, arrive_once
+from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES
 
 __all__ = [
     "chunk_offsets",
@@ -32,8 +33,6 @@ __all__ = [
     "token_of_column",
 ]
 
-ROW_BYTES, ROW_SCALE_BYTES = 128, 16
-"""One activation row of K128 and its four fp32 scales."""
 CHUNK_BYTES = 16
 GROUPS_IN_FLIGHT = 2
 """wgmma groups started before the first is waited for: what 96 registers suffice for."""

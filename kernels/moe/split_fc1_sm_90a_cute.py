@@ -22,7 +22,7 @@ from planfreeze.kernels.mma.mxfp8 import (
 )
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
-from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width
 from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
@@ -31,7 +31,6 @@ from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a
 
 __all__ = ["SplitFc1"]
 
-CONSUMERS = 128
 HALF_WEIGHT_BYTES = WEIGHT_BYTES // 2
 """Weights of 64 rows and K128."""
 QUAD_BITS = (4, 8, 16)
@@ -203,8 +202,8 @@ class SplitFc1:
                 tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
                 commit_copies()
                 weights = weights + HALF_WEIGHT_BYTES
-                row = row + tokens.ROW_BYTES
-                row_scales = row_scales + tokens.ROW_SCALE_BYTES
+                row = row + ROW_BYTES
+                row_scales = row_scales + ROW_SCALE_BYTES
                 scales = scales + scale_step
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if copied >= self.lag:

@@ -12,16 +12,12 @@ from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_prev
 from planfreeze.kernels.mma.memory import commit_copies, select, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
-from planfreeze.kernels.mma.stage_sm_90a import WEIGHT_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 from planfreeze.kernels.moe.progress_cute import await_rows
 from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
 
 __all__ = ["SplitFc2"]
-
-CONSUMERS = 128
-ROW_BYTES, ROW_SCALE_BYTES = 128, 16
-"""One intermediate row of K128 and its four fp32 scales."""
 
 
 class SplitFc2:
