@@ -20,9 +20,9 @@ from planfreeze.kernels.mma.sm_90a import (
     rebuild_inline_rows,
     rebuild_native,
     rebuild_native_tail,
+    selector_offset,
 )
 from planfreeze.kernels.mma.stage_sm_90a import NATIVE_SCALE_BYTES, ROWS, STAGED_GROUP_BYTES, Pipeline
-from planfreeze.kernels.mma.words import ballot
 from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
@@ -98,23 +98,23 @@ class NativeHalves:
 class InlineMemory:
     """What a producer warp keeps of inline scales, in registers.
 
-    Headers of the tile blocks of a task, step by step: lane l has those of steps l, l + 32, .. of every row group. They
-    tell before a step is copied whether a tile of it is raw, and before it is rebuilt whether a tile has exceptions at
-    all. And what kinds of tiles the last steps had, four bits each, the latest in the lowest: bits 0 and 1 are set for
-    a row group whose tile is raw, bit 2 for a step with a header that is not zero.
+    Of a task, step by step: headers of the tile blocks, and what kind its tiles are. Lane l has those of steps l,
+    l + 32, .. of every row group. Of a kind bits 0 and 1 are set for a row group whose tile is raw, bit 2 for a step
+    with a header that is not zero: so it is known before a step is copied whether a tile of it is raw, and before it is
+    rebuilt whether a tile has exceptions at all. ``kinds`` has those of the last steps, four bits each, the latest in
+    the lowest.
     """
 
     def __init__(self, groups, steps):
         self.groups = groups
         self.words = -(-steps // LANES)
-        self.headers = make_words(groups * self.words)
         self.next_headers = make_words(groups * self.words)
-        # A bit for every step: whether it has exceptions, whether a tile of it is raw.
-        self.odd = make_words(self.words)
-        self.raw = make_words(self.words)
+        self.headers = make_words(groups * self.words)
+        self.own_kinds = make_words(self.words)
         self.found = make_words(groups)
         self.kinds = make_words(1)
         self.bases = make_words(4)
+        self.offset = make_words(1)
 
     def __extract_mlir_values__(self):
         """The tensors stay where they are: nothing of them is carried through branches and loops."""
@@ -133,16 +133,17 @@ class InlineMemory:
     def start(self):
         """Go on to the task whose headers were loaded last."""
         for word in range(self.words):
-            found = Uint32(0)
+            kind, found = Uint32(0), Uint32(0)
             for group in range(self.groups):
                 place = group * self.words + word
-                self.headers[place] = self.next_headers[place]
-                found = found | self.headers[place]
-            self.odd[word] = ballot(found != 0)
-            self.raw[word] = ballot(Int32(found) < 0)
+                header = self.next_headers[place]
+                self.headers[place] = header
+                kind = kind | ((header >> 31) << group)
+                found = found | header
+            self.own_kinds[word] = kind | select(found != 0, Uint32(4), Uint32(0))
 
     def pick(self, words, step):
-        """Return the word of a step, of those that have 32 steps each."""
+        """Return the lane's word of a step, of those that have 32 steps each."""
         word = words[0]
         for i in range(1, self.words):
             word = select(step >= i * LANES, words[i], word)
@@ -150,25 +151,22 @@ class InlineMemory:
 
     def push(self, step):
         """Count a step; return whether a tile of it is raw."""
-        shift = Uint32(step & (LANES - 1))
-        odd = (self.pick(self.odd, step) >> shift) & Uint32(1)
-        self.kinds[0] = (self.kinds[0] << KIND_BITS) | (odd << 2)
-        return ((self.pick(self.raw, step) >> shift) & Uint32(1)) != Uint32(0)
+        kind = Uint32(cute.arch.shuffle_sync(self.pick(self.own_kinds, step), step & (LANES - 1)))
+        self.kinds[0] = (self.kinds[0] << KIND_BITS) | kind
+        return (kind & Uint32(3)) != Uint32(0)
 
     def read(self, step):
-        """Find the headers of a step, and keep which row groups are raw."""
+        """Find the headers of a step."""
         for group in range(self.groups):
             words = [self.headers[group * self.words + word] for word in range(self.words)]
-            header = Uint32(cute.arch.shuffle_sync(self.pick(words, step), step & (LANES - 1)))
-            self.found[group] = header
-            self.kinds[0] = self.kinds[0] | ((header >> 31) << group)
+            self.found[group] = Uint32(cute.arch.shuffle_sync(self.pick(words, step), step & (LANES - 1)))
 
     def drain(self):
         """Count a step in which nothing is copied any more."""
         self.kinds[0] = self.kinds[0] << KIND_BITS
 
     def kind(self, lag):
-        """Return the kinds of the step ``lag`` before the last one."""
+        """Return the kind of the step ``lag`` before the last one."""
         return (self.kinds[0] >> (KIND_BITS * lag)) & Uint32((1 << KIND_BITS) - 1)
 
     def load_bases(self, address):
@@ -274,8 +272,9 @@ class InlineHalves:
         """Write the fp32 plane of a stage; ``is_first`` says that it is a task's first."""
         if is_first:
             memory.load_bases(stage + self.pipeline.bases + lane * 4)
+            memory.offset[0] = Uint32(selector_offset(lane, half))
         staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline(lane, half, memory.bases, memory.kind(self.lag), staged, scales)
+        rebuild_inline(lane, half, Int32(memory.offset[0]), memory.bases, memory.kind(self.lag), staged, scales)
 
 
 class NativeRows:

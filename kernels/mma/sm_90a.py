@@ -170,20 +170,23 @@ def rebuild_inline_rows(lane: Int32, bases, kind: Uint32, staged: Int32, scales:
                 store_record(record, record & Uint32(127), scales)
 
 
+def selector_offset(lane, half):
+    """Return where the selectors of a lane's slots are in a stage of two groups: half a word."""
+    return (lane >> 4) * STAGED_GROUP_BYTES + (((lane & 15) >> 1) << 2) + half * (SELECTOR_BYTES // 2)
+
+
 @cute.jit
-def rebuild_inline(lane: Int32, half: Int32, bases, kinds: Uint32, staged: Int32, scales: Int32):
+def rebuild_inline(lane: Int32, half: Int32, offset: Int32, bases, kinds: Uint32, staged: Int32, scales: Int32):
     """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
-    ``half`` says which 64 slots of a tile the stage covers; ``bases`` are the fp32 bits of a lane's four row bases.
-    ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1 are set for a group of which words of a
+    ``half`` says which 64 slots of a tile the stage covers, ``offset`` what :func:`selector_offset` gave;
+    ``bases`` are the fp32 bits of a lane's four row bases. ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1 are set for a group of which words of a
     raw tile were staged in place of a tile block.
     """
-    block = staged + (lane >> 4) * STAGED_GROUP_BYTES
-    # The selectors of slots 64 * half + 4 * (lane & 15) and on: half a word.
-    words = ptx.load_shared(block + (((lane & 15) >> 1) << 2) + half * (SELECTOR_BYTES // 2))
-    selectors = words >> Uint32((lane & 1) << 4)
+    selectors = ptx.load_shared(staged + offset) >> Uint32((lane & 1) << 4)
     store_selected(lane, selectors, bases, scales)
     if kinds != Uint32(0):
+        block = staged + (lane >> 4) * STAGED_GROUP_BYTES
         # Lane i of every eight: word i after the selectors, which is the number of records or record i - 1.
         record = ptx.load_shared(block + SELECTOR_BYTES + ((lane & 7) << 2))
         count = Int32(cute.arch.shuffle_sync(record, lane & 16))
@@ -232,9 +235,6 @@ def advance(pipeline: cutlass.Constexpr, stage: Int32, left: Int32, parity: Int3
     ``left`` starts with the number of stages. A comparison with the address of the ring would cost more: it is made
     anew each time from a special register.
     """
-    left = left - 1
-    if left == 0:
-        left = left + pipeline.stages
-        stage = stage - pipeline.shared_bytes
-        parity = parity ^ 1
-    return stage + pipeline.stage_bytes, left, parity
+    wraps = Int32(Uint32(left - 2) >> 31)
+    left = left - 1 + wraps * pipeline.stages
+    return stage + pipeline.stage_bytes - wraps * pipeline.shared_bytes, left, parity ^ wraps

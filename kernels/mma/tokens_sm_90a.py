@@ -1,13 +1,14 @@
-"""Tile product of MXFP4 weights and the MXFP8 activations of several tokens on sm_90a.
+"""Activations of several tokens as an operand of wgmma on sm_90a, and their scales.
 
-Like the product of one row in ``sm_90a``, whose decoding, stages and rounding this uses; but the N operand has as many
-columns as the m tile has rows. They are gathered token by token with 16-byte copies into the 128-byte swizzle: row
-``p`` of the operand is at ``128 * p``, its 16-byte chunk ``ch`` at ``ch ^ (p & 7)``.
+The operand has as many rows as the m tile. They are gathered token by token with 16-byte copies into the 128-byte
+swizzle: row ``p`` of the operand is at ``128 * p``, its 16-byte chunk ``ch`` at ``ch ^ (p & 7)``.
 
-Lane ``4*quad + c`` receives the results of operand rows ``8*f + 2*c`` and ``8*f + 2*c + 1`` of every eight. Sixteen and
-more tokens are in plain order. Eight are in even order: tokens 0 to 3 in rows 0, 2, 4, 6 and tokens 4 to 7 in rows 1,
-3, 5, 7, so that every lane has one of the first four and one of the last four. Rescaling is left out for the last four
-of eight tokens, and the last eight of sixteen, where a tile has none of them.
+Lane ``4*quad + c`` receives the results of operand rows ``8*f + 2*c`` and ``8*f + 2*c + 1`` of every eight, and slot
+``j = 2*f + x`` of a lane is row ``8*f + 2*c + x``. Tokens are ordered so that it belongs to token ``4*j + c``: every
+slot has one of four tokens in a row, and is left out where a tile has none of them.
+
+A lane's scales of the tokens of its slots lie together, so that 16 bytes are loaded at once: those of ``v`` tokens,
+four or as many as a lane has, in ``4 / v`` K32 groups.
 
 Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments, swizzling modes and matrix
 descriptor.
@@ -18,24 +19,23 @@ from cutlass import Constexpr, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.memory import copy_16
-from planfreeze.kernels.mma.sm_90a import COLUMN_BYTES, COLUMNS, arrange_fragments, arrive_once
-from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES
+from planfreeze.kernels.mma.memory import copy_4, copy_16, load_shared_x2
+from planfreeze.kernels.mma.sm_90a import COLUMNS
+from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES
 
 __all__ = [
-    "chunk_offsets",
+    "ScalePlane",
     "consumer_barrier",
     "copy_tokens",
     "fence_async",
-    "multiply_tokens",
     "permute_bytes",
     "token_descriptor",
-    "token_of_column",
+    "token_of_slot",
 ]
 
 CHUNK_BYTES = 16
-GROUPS_IN_FLIGHT = 2
-"""wgmma groups started before the first is waited for: what 96 registers suffice for."""
+VECTOR_BYTES, VALUES = 16, 4
+"""What a lane loads of scales at once."""
 
 
 # --- instructions -----------------------------------------------------------------------------------------------
@@ -64,14 +64,71 @@ def permute_bytes(a, b, order, *, loc=None, ip=None):
 # --- operand ----------------------------------------------------------------------------------------------------
 
 
+def token_of_slot(lane, slot):
+    """Return the token of one of a lane's slots."""
+    return (lane & 3) + 4 * slot
+
+
 def chunk_offsets(lane, tokens):
     """Return where in the operand chunk ``lane & 7`` of each token ``4 * i + (lane >> 3)`` belongs."""
-    chunk, row = lane & 7, lane >> 3
-    if tokens == 8:
-        first = row * (2 * ROW_BYTES) + ((chunk ^ (2 * row)) << 4)
-        return [first, (first ^ 16) + ROW_BYTES]
+    chunk, row = lane & 7, 2 * (lane >> 3)
     first = row * ROW_BYTES + ((chunk ^ row) << 4)
-    return [(first ^ (64 * (i & 1))) + 4 * i * ROW_BYTES for i in range(tokens // 4)]
+    return [(first ^ (CHUNK_BYTES * (i & 1))) + (8 * (i >> 1) + (i & 1)) * ROW_BYTES for i in range(tokens // 4)]
+
+
+class ScalePlane:
+    """Where the fp32 scales of an m tile's tokens are in a stage.
+
+    Parameters
+    ----------
+    tokens : int
+        Rows of the m tile: 8, 16 or 32.
+    """
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+        # Tokens and K32 groups of 16 bytes, and the groups of tokens that a lane has one of.
+        self.width = min(VALUES, tokens // 4)
+        self.columns = VALUES // self.width
+        self.blocks = tokens // (4 * self.width)
+
+    def token_offset(self, token):
+        """Return where the scale of a token in the first K32 group is."""
+        slot = token >> 2
+        place = (token & 3) * VALUES + (slot & (self.width - 1))
+        if self.blocks > 1:
+            place = place + (slot >> 2) * (4 * VALUES)
+        return 4 * place
+
+    def column_offset(self, column):
+        """Return the distance of a token's scale in a K32 group to the one in the first."""
+        vectors = 4 * self.blocks * (column // self.columns)
+        return VECTOR_BYTES * vectors + 4 * self.width * (column % self.columns)
+
+    def prepare(self, address, lane, slots):
+        """Return a function that loads the scales of a K32 group, one for each of a lane's first slots."""
+        first = address + (lane & 3) * VECTOR_BYTES
+        loaded = {}
+
+        def load(column):
+            vector = column // self.columns
+            if vector not in loaded:
+                loaded[vector] = self.load_vectors(first + self.column_offset(vector * self.columns), slots)
+            start = self.width * (column % self.columns)
+            return loaded[vector][start : start + slots]
+
+        return load
+
+    def load_vectors(self, address, slots):
+        """Load 16 bytes of each of a lane's blocks of tokens; of a last one that has only two slots, eight."""
+        values = []
+        for block in range(-(-slots // self.width)):
+            source = address + 4 * VECTOR_BYTES * block
+            if self.columns == 1 and slots - self.width * block == 2:
+                values += [ptx.float_of_bits(word) for word in load_shared_x2(source)]
+            else:
+                values += ptx.load_shared_f32x4(source)
+        return values
 
 
 def copy_tokens(pipeline, stage, lane, source, rows, pitch_bytes, row_scales, valid):
@@ -81,16 +138,18 @@ def copy_tokens(pipeline, stage, lane, source, rows, pitch_bytes, row_scales, va
     for the scales of token ``lane``.
     """
     copy_chunks(stage + pipeline.activations, lane, source, rows, pitch_bytes, valid)
-    target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
-    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
+    plane = ScalePlane(4 * len(rows))
+    target = stage + pipeline.activation_scales + plane.token_offset(lane)
+    is_live = Int32(lane < valid)
+    for column in range(COLUMNS):
+        copy_4(target, row_scales, is_live, plane.column_offset(column), 4 * column)
 
 
 def copy_chunks(target, lane, source, rows, pitch_bytes, valid):
     """Start a lane's copies of K128 of the first ``valid`` rows of an operand; of sixteen, all are left out if none is.
 
-    Row ``4 * i + (lane >> 3)`` of the operand is row ``rows[i]`` in memory, ``pitch_bytes`` from one to the next;
-    ``source`` is this lane's chunk of row 0. The rest of the operand stays what it was, and reaches only result columns
-    that nobody reads.
+    Token ``4 * i + (lane >> 3)`` is row ``rows[i]`` in memory, ``pitch_bytes`` from one to the next; ``source`` is this
+    lane's chunk of row 0. The rest of the operand stays what it was, and reaches only result columns that nobody reads.
     """
     targets = [target + offset for offset in chunk_offsets(lane, 4 * len(rows))]
     for first in range(0, len(rows), 4):
@@ -117,80 +176,5 @@ def start_copies(first_row, targets, lane, source, rows, pitch_bytes, valid):
 
 def token_descriptor(address):
     """Describe the operand at a multiple of 1024: K-major, 128-byte swizzle, 1024 bytes from eight rows to the next."""
-    low = Int64((address & Int32(0x3FFFF)) >> 4)
+    low = Int64(address >> 4)
     return low | Int64((1 << 62) | (64 << 32) | (1 << 16))
-
-
-# --- products ---------------------------------------------------------------------------------------------------
-
-
-def parts(tokens):
-    """Split a lane's result columns into those that are rescaled, or left out, together.
-
-    Returns
-    -------
-    list of (int, tuple of int)
-        The first token of the part, in any lane, and the result columns; the first part starts with token 0.
-    """
-    if tokens == 8:
-        return [(0, (0,)), (4, (1,))]
-    return [(0, (0, 1)), (8, (2, 3))]
-
-
-def token_of_column(tokens, lane, column):
-    """Return the token of one of a lane's result columns ``2 * f + x``: ``x`` of eight operand rows ``f``."""
-    c = lane & 3
-    return c + 4 * column if tokens == 8 else 8 * (column >> 1) + 2 * c + (column & 1)
-
-
-def multiply_tokens(pipeline, stage, lane, weight_offset, scale_offset, column_stride, valid, sums):
-    """Add the products of a stage's weights and its tokens to the sums of this lane's four rows.
-
-    Weight and scale offsets are this lane's, in the stage; ``column_stride`` is the distance of K32 groups in the
-    weights. ``sums[4 * column + nt]`` belongs to result column ``column`` and row ``nt``; those of tokens from
-    ``valid`` on have no meaning. The stage is free for the producer once the scales of its last K32 group are read.
-    """
-    tokens = pipeline.tokens
-    descriptor = token_descriptor(stage + pipeline.activations)
-    addresses = [
-        stage + pipeline.activation_scales + token_of_column(tokens, lane, column) * ROW_SCALE_BYTES
-        for column in range(tokens // 4)
-    ]
-    # Fewer loads, where there are registers for all of them.
-    loaded = [ptx.load_shared_f32x4(address) for address in addresses] if tokens == 8 else None
-    started = []
-    for turn in range(COLUMNS + GROUPS_IN_FLIGHT - 1):
-        if turn < COLUMNS:
-            words = ptx.load_shared_x4(stage + weight_offset + turn * column_stride)
-            started.append(ptx.start_products(arrange_fragments(words), descriptor + 2 * turn, tokens))
-        done = turn - (GROUPS_IN_FLIGHT - 1)
-        if done >= 0:
-            weight_scales = ptx.load_shared_f32x4(stage + scale_offset + done * COLUMN_BYTES)
-            if loaded:
-                factors = [scales[done] for scales in loaded]
-            else:
-                factors = [ptx.float_of_bits(ptx.load_shared(address + 4 * done)) for address in addresses]
-            products = ptx.finish_products(started[done], len(started) - 1 - done)
-            if done == COLUMNS - 1:
-                arrive_once(stage + pipeline.empty)
-            for first_token, columns in parts(tokens):
-                if first_token == 0:
-                    accumulate_columns(sums, products, factors, weight_scales, columns)
-                else:
-                    accumulate_from(valid, first_token, sums, products, factors, weight_scales, columns)
-
-
-@cute.jit
-def accumulate_from(valid, first_token: Constexpr, sums, products, factors, weight_scales, columns: Constexpr):
-    """Rescale and add results of one K32 group, if the tile has their tokens."""
-    if valid > first_token:
-        accumulate_columns(sums, products, factors, weight_scales, columns)
-
-
-def accumulate_columns(sums, products, factors, weight_scales, columns):
-    """Rescale the results of one K32 group in some result columns and add them."""
-    for column in columns:
-        for nt in range(4):
-            product = products[nt // 2][4 * (column >> 1) + 2 * (nt % 2) + (column & 1)]
-            scaled = ptx.mul_rn(product, factors[column])
-            sums[4 * column + nt] = ptx.fma_rn(scaled, weight_scales[nt], sums[4 * column + nt])

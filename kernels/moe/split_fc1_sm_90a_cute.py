@@ -167,6 +167,7 @@ class SplitFc1:
         block, blocks, tasks = walk
         a8, a_scale, w13 = parameters[:3]
         addresses = parameters[3:-10]
+        alpha = parameters[-6]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
         behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
         record, record_left = shared, Int32(self.pipeline.stages)
@@ -174,12 +175,14 @@ class SplitFc1:
         half = Int32(0)
         memory = self.scales.remember()
         next_expert, next_valid, next_pair = Int32(0), Int32(0), Int32(0)
+        next_factor = Int32(0)
         if block < tasks:
             next_expert, next_valid, next_pair = self.load_tables(parameters, block, lane)
             self.look_ahead(memory, addresses, block, next_expert, lane)
+            next_factor = ptx.load_global_i32(alpha + Int64(next_expert) * 4)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Tables are loaded one task ahead: a load takes about as long as a step.
-            expert, valid, pair = next_expert, next_valid, next_pair
+            expert, valid, pair, factor = next_expert, next_valid, next_pair, next_factor
             if task + blocks < tasks:
                 next_expert, next_valid, next_pair = self.load_tables(parameters, task + blocks, lane)
             m_tile, tile = self.split_task(task)
@@ -191,32 +194,35 @@ class SplitFc1:
             row = a8 + Int64((lane & 7) * 16)
             row_scales = a_scale + Int64(token) * (self.hidden // 8)
             self.scales.start(memory)
-            for step in cutlass.range(0, self.steps, 1, unroll=1):
-                found = self.scales.find(memory, step)
-                ptx.wait(stage + self.pipeline.empty, parity)
-                with cute.arch.elect_one():
-                    if step == 0:
-                        self.hand_over(record, m_tile, tile, valid, expert)
-                    self.copy_weights(stage, weights)
-                    self.scales.copy(stage, addresses, scales, wide, tile, step, found)
-                tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
-                commit_copies()
-                weights = weights + HALF_WEIGHT_BYTES
-                row = row + ROW_BYTES
-                row_scales = row_scales + ROW_SCALE_BYTES
-                scales = scales + scale_step
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                if copied >= self.lag:
-                    ptx.wait(behind + self.pipeline.landed, behind_parity)
-                    if step == self.lag:
-                        half = tile & 1
-                    self.scales.rebuild(memory, behind, lane, half, step == self.lag)
-                    wait_copies(self.lag)
-                    self.publish(behind)
-                    behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
-                if step == 1:
+            for first in cutlass.range(0, self.steps, self.steps // 2, unroll=1):
+                if first > 0:
+                    # Past the last task the expert is an earlier one's, and unused.
                     self.look_ahead(memory, addresses, task + blocks, next_expert, lane)
-                copied = copied + 1
+                    next_factor = ptx.load_global_i32(alpha + Int64(next_expert) * 4)
+                for step in cutlass.range(first, first + self.steps // 2, 1, unroll=1):
+                    found = self.scales.find(memory, step)
+                    ptx.wait(stage + self.pipeline.empty, parity)
+                    with cute.arch.elect_one():
+                        if step == 0:
+                            self.hand_over(record, m_tile, tile, valid, factor)
+                        self.copy_weights(stage, weights)
+                        self.scales.copy(stage, addresses, scales, wide, tile, step, found)
+                    tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
+                    commit_copies()
+                    weights = weights + HALF_WEIGHT_BYTES
+                    row = row + ROW_BYTES
+                    row_scales = row_scales + ROW_SCALE_BYTES
+                    scales = scales + scale_step
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                    if copied >= self.lag:
+                        ptx.wait(behind + self.pipeline.landed, behind_parity)
+                        if step == self.lag:
+                            half = tile & 1
+                        self.scales.rebuild(memory, behind, lane, half, step == self.lag)
+                        wait_copies(self.lag)
+                        self.publish(behind)
+                        behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                    copied = copied + 1
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
         self.drain(memory, (behind, behind_left, behind_parity), copied, lane, half)
 
@@ -234,17 +240,17 @@ class SplitFc1:
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 
     def look_ahead(self, memory, addresses, task, expert, lane):
-        """Look at the scales of the next task; past the last one the expert is an earlier one's, and unused."""
+        """Look at the scales of the next task."""
         self.scales.look_ahead(memory, addresses, Int64(expert), self.split_task(task)[1], lane)
 
-    def hand_over(self, record, m_tile, tile, valid, expert):
-        """Tell the consumers what a task is.
+    def hand_over(self, record, m_tile, tile, valid, factor):
+        """Tell the consumers what a task is, and the bits of the expert's factor.
 
         Records take turns in the stages, one stage on with every task. So a task's record is written over in the first
         step of the task ``stages`` later, and the stage of that step was last used by a later task than this one,
         because a task has two steps or more: this one's consumers have then finished with it.
         """
-        words = [Uint32(word) for word in (m_tile, tile, valid, expert)]
+        words = [Uint32(word) for word in (m_tile, tile, valid, factor)]
         store_shared_x4(record + self.pipeline.task, words)
 
     def copy_weights(self, stage, weights):
@@ -272,7 +278,7 @@ class SplitFc1:
     def consume(self, shared, thread, walk, parameters):
         """Multiply the stages of every task and write its part of the intermediate."""
         block, blocks, tasks = walk
-        tile_count, alpha, intermediate, _, _, rows, _ = parameters[-7:]
+        tile_count, _, intermediate, _, _, rows, _ = parameters[-7:]
         lane, warp = thread & 31, thread >> 5
         group, chunk = warp >> 1, warp & 1
         weight_offset = group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
@@ -282,42 +288,38 @@ class SplitFc1:
         record, record_left = shared, Int32(self.pipeline.stages)
         for _ in cutlass.range(block, tasks, blocks, unroll=1):
             ptx.wait(stage + self.pipeline.full, parity)
-            _, _, valid, expert = self.take_over(record)
-            factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
+            _, _, valid, _ = self.take_over(record)
             for i in cutlass.range_constexpr(self.tile_m):
                 sums[i] = Float32(0.0)
             for _ in cutlass.range(0, self.steps, 1, unroll=1):
                 ptx.wait(stage + self.pipeline.full, parity)
-                if cutlass.const_expr(self.tile_m == 32):
-                    self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
-                else:
-                    tokens.multiply_tokens(
-                        self.pipeline, stage, lane, weight_offset, scale_offset, 2 * mma.CHUNK_BYTES, valid, sums
-                    )
+                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-            scaled = ptx.mul_rn(factor, Float32(mma.PRODUCT_FACTOR))
-            gates, ups = self.meet(shared + self.pipeline.exchange, lane, warp, sums, scaled)
-            # Read again, not kept: the main loop needs the registers.
-            m_tile, tile, _, _ = self.take_over(record)
-            token = tokens.token_of_column(self.tile_m, lane, group)
-            row = Int64(m_tile) * self.tile_m + Int64(token)
-            payload_target, scale_target = self.targets(intermediate, rows, row, tile * 64 + chunk * 32, lane)
-            for part in cutlass.range_constexpr(self.tile_m // 8):
-                if tokens.token_of_column(self.tile_m, 0, 2 * part + group) < valid:
-                    payload, byte = self.activate(lane, gates[4 * part : 4 * part + 4], ups[4 * part : 4 * part + 4])
-                    if token + 8 * part < valid:
-                        self.store(
-                            payload_target + 8 * part * self.padded,
-                            scale_target + 8 * part * 16,
-                            tile,
-                            lane,
-                            payload,
-                            byte,
-                        )
+            self.finish(shared, thread, record, tile_count, intermediate, rows, sums)
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
-            tokens.consumer_barrier()
-            if thread == 0:
-                count_done(tile_count, m_tile)
+
+    @cute.jit
+    def finish(self, shared, thread, record, tile_count, intermediate, rows, sums):
+        """Write the part of the intermediate that a task made, and count it."""
+        # Read anew, not kept: the main loop needs the registers.
+        lane, warp = thread & 31, thread >> 5
+        group, chunk = warp >> 1, warp & 1
+        m_tile, tile, valid, factor = self.take_over(record)
+        scaled = ptx.mul_rn(ptx.float_of_bits(Uint32(factor)), Float32(mma.PRODUCT_FACTOR))
+        gates, ups = self.meet(shared + self.pipeline.exchange, lane, warp, sums, scaled)
+        token = tokens.token_of_slot(lane, group)
+        row = Int64(m_tile) * self.tile_m + Int64(token)
+        payload_target, scale_target = self.targets(intermediate, rows, row, tile * 64 + chunk * 32, lane)
+        for part in cutlass.range_constexpr(self.tile_m // 8):
+            if tokens.token_of_slot(0, 2 * part + group) < valid:
+                payload, byte = self.activate(lane, gates[4 * part : 4 * part + 4], ups[4 * part : 4 * part + 4])
+                if token + 8 * part < valid:
+                    payload_at = payload_target + 8 * part * self.padded
+                    self.store(payload_at, scale_target + 8 * part * 16, tile, lane, payload, byte)
+        # The exchange area is free for the next task, too.
+        tokens.consumer_barrier()
+        if thread == 0:
+            count_done(tile_count, m_tile)
 
     def meet(self, exchange_area, lane, warp, sums, factor):
         """Bring gate and up of a column to one lane: lists of four rows for every eight tokens.
@@ -332,8 +334,6 @@ class SplitFc1:
             for nt in range(4):
                 even, odd = (bits_of_float(ptx.mul_rn(sums[8 * part + 4 * x + nt], factor)) for x in range(2))
                 pairs.append((select(is_gate, odd, even), select(is_gate, even, odd)))
-        # Until here another warp may still read what the task before left.
-        tokens.consumer_barrier()
         for i, (_, given) in enumerate(pairs):
             ptx.store_shared_f32(mine + 128 * i, ptx.float_of_bits(given))
         tokens.consumer_barrier()

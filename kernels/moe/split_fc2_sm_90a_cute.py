@@ -131,7 +131,7 @@ class SplitFc2:
         tile_count = parameters[-7]
         m_tiles = Int32(Uint32(tasks) // Uint32(self.tiles))
         lane_source = intermediate + Int64(lane >> 3) * self.padded + Int64((lane & 7) * 16)
-        first_row_scales = intermediate + Int64(row_count) * self.padded
+        first_row_scales = intermediate + Int64(row_count) * self.padded + Int64(lane) * ROW_SCALE_BYTES
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
         behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
         behind_step = Int32(0)
@@ -165,10 +165,9 @@ class SplitFc2:
                 with cute.arch.elect_one():
                     if copied >= ahead:
                         self.copy_weights(stage, weights, step)
-                    self.copy_row_scales(stage, row_scales)
                     self.scales.copy(stage, addresses, scales, row_block, step, found)
-                target = stage + self.pipeline.activations
-                tokens.copy_chunks(target, lane, source, range(0, self.tile_m, 4), self.padded, valid)
+                rows = range(0, self.tile_m, 4)
+                tokens.copy_tokens(self.pipeline, stage, lane, source, rows, self.padded, row_scales, valid)
                 commit_copies()
                 weights = weights + WEIGHT_BYTES
                 source = source + ROW_BYTES
@@ -218,13 +217,6 @@ class SplitFc2:
         ptx.arrive_expecting(full, size_bytes)
         ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
 
-    def copy_row_scales(self, stage, row_scales):
-        """Start the copy of the scales of the rows, which ``full`` waits for."""
-        full = stage + self.pipeline.full
-        size_bytes = Int32(self.tile_m * ROW_SCALE_BYTES)
-        ptx.expect(full, size_bytes)
-        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, size_bytes, full)
-
     def finish(self, memory, stage, parity, lane, step):
         """Rebuild the scales of a stage once they have landed, and arrive on ``full``.
 
@@ -273,8 +265,8 @@ class SplitFc2:
             first_column = Int64(tile * 128 + warp * 32 + quad)
             for slot in cutlass.range_constexpr(slots):
                 # The same in all lanes; and what slots need is not held for all of them at once.
-                if tokens.token_of_column(self.tile_m, 0, slot) < valid:
-                    row = tokens.token_of_column(self.tile_m, lane, slot)
+                if tokens.token_of_slot(0, slot) < valid:
+                    row = tokens.token_of_slot(lane, slot)
                     pair = cute.arch.shuffle_sync(row_pair, row)
                     slot_weight = cute.arch.shuffle_sync(weight, row)
                     if row < valid:
@@ -288,7 +280,7 @@ class SplitFc2:
         if cutlass.const_expr(self.tile_m == 32):
             # A tail has the instructions of whole steps, whose code is long. The number of steps is kept from the
             # compiler (nvidia-cutlass-dsl 4.8.1), which spills registers where it knows that there are two.
-            steps = Int32(select(valid > 0, Uint32(self.steps), Uint32(0)))
+            steps = Int32(select(valid >= 0, Uint32(self.steps), Uint32(0)))
             for step in cutlass.range(0, steps, 1, unroll=1):
                 columns = Int32(mma.COLUMNS)
                 if step == self.whole_steps:

@@ -298,7 +298,6 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters, *, is_reversed=F
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
         block = Block(memory, source.launch.shared_bytes, seed=index)
         monkeypatch.setattr(scales_sm_90a, "select", lambda condition, a, b: a if condition else b)
-        monkeypatch.setattr(scales_sm_90a, "ballot", block.ballot)
         for module in modules:
             monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)
             monkeypatch.setattr(module, "cute", block.language(index, blocks), raising=False)

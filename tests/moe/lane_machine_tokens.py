@@ -109,6 +109,15 @@ class Block(lanes.Block):
         self.is_unfenced[shared : shared + 16] = True
         self.open[here.thread].append((shared, self.memory[source : source + 16].copy()))
 
+    def copy_4(self, shared, source, is_live, shared_offset=0, source_offset=0):
+        if not is_live:
+            return
+        shared, source = int(shared) + shared_offset, int(source) + source_offset
+        assert shared % 4 == source % 4 == 0
+        assert lanes.SHARED_BASE <= shared <= self.shared.size - 4 and 0 <= source <= self.memory.size - 4
+        self.shared[shared : shared + 4] = 0xFF
+        self.open[here.thread].append((shared, self.memory[source : source + 4].copy()))
+
     def commit_copies(self):
         self.groups[here.thread].append(self.open[here.thread])
         self.open[here.thread] = []
@@ -117,12 +126,12 @@ class Block(lanes.Block):
         groups = self.groups[here.thread]
         while len(groups) > pending:
             for shared, data in groups.pop(0):
-                self.shared[shared : shared + 16] = data
-                self.landed[here.thread].append(shared)
+                self.shared[shared : shared + data.size] = data
+                self.landed[here.thread].append(slice(shared, shared + data.size))
 
     def fence_async(self):
-        for shared in self.landed[here.thread]:
-            self.is_unfenced[shared : shared + 16] = False
+        for place in self.landed[here.thread]:
+            self.is_unfenced[place] = False
         self.landed[here.thread] = []
 
     def start_products(self, fragments, descriptor, tokens=8):
@@ -165,15 +174,16 @@ class Block(lanes.Block):
             "fence_async_global": lambda: None,
             "wait_for_count": self.wait_for_count,
             "load_acquire": lambda address: self.read(self.memory, address, u32, 1)[0],
-            "ballot": self.ballot,
             "bits_of_float": bits,
             "commit_copies": self.commit_copies,
             "consumer_barrier": lambda: self.warpgroup.exchange(here.thread),
             "copy_16": self.copy_16,
+            "copy_4": self.copy_4,
             "exchange": lambda word, mask: self.exchange(word)[here.thread % 32 ^ mask],
             "fence_async": self.fence_async,
             "float_of_bits": made.float_of_bits,
             "larger": max,
+            "load_shared_x2": lambda address: self.read(self.shared, address, u32, 2),
             "mul_rn": made.mul_rn,
             "pack_bf16": pack_bf16,
             "permute_bytes": permute_bytes,
