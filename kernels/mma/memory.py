@@ -74,15 +74,9 @@ def copy_16(shared, source, size_bytes, is_live, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def copy_4(shared, source, is_live, shared_offset: Constexpr = 0, source_offset: Constexpr = 0, *, loc=None, ip=None):
-    """Start copying 4 bytes from global to shared memory, where ``is_live`` (Int32) is not zero.
-
-    Offsets that are known are part of the instruction.
-    """
-    text = (
-        "{\n.reg .pred live;\nsetp.ne.b32 live, $2, 0;\n"
-        f"@live cp.async.ca.shared.global [$0+{shared_offset}], [$1+{source_offset}], 4;\n}}"
-    )
+def copy_4(shared, source, is_live, *, loc=None, ip=None):
+    """Start copying 4 bytes from global to shared memory, where ``is_live`` (Int32) is not zero."""
+    text = "{\n.reg .pred live;\nsetp.ne.b32 live, $2, 0;\n@live cp.async.ca.shared.global [$0], [$1], 4;\n}"
     emit([], [shared, source, is_live], text, "r,l,r,~{memory}", loc=loc, ip=ip)
 
 

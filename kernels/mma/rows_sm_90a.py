@@ -41,10 +41,11 @@ class RowProduct:
 
     UNITS_IN_FLIGHT = 2
 
-    def __init__(self, pipeline, *, tile_m, column_stride):
+    def __init__(self, pipeline, *, tile_m, column_stride, long_slots=6):
         self.pipeline = pipeline
         self.tile_m = tile_m
         self.column_stride = column_stride
+        self.long_slots = long_slots
         self.slots = tile_m // 4
         self.plane = tokens.ScalePlane(tile_m)
 
@@ -74,22 +75,22 @@ class RowProduct:
         """Multiply for the first ``slots`` slots of each lane."""
         descriptor = tokens.token_descriptor(stage + self.pipeline.activations)
         row_scales = stage + self.pipeline.activation_scales
-        if cutlass.const_expr(self.tile_m == 32):
-            for half in cutlass.range(0, columns >> 1, 1, unroll=1):
+        empty = stage + self.pipeline.empty
+        if cutlass.const_expr(slots > self.long_slots):
+            for first in cutlass.range(0, columns, 2, unroll=1):
                 self.multiply_columns(
                     lane,
-                    descriptor + 4 * Int64(half),
-                    weights + 2 * self.column_stride * half,
-                    scales + 2 * mma.COLUMN_BYTES * half,
-                    row_scales + self.plane.column_offset(2) * half,
+                    descriptor + 2 * Int64(first),
+                    weights + self.column_stride * first,
+                    scales + mma.COLUMN_BYTES * first,
+                    row_scales + (self.plane.column_offset(2) // 2) * first,
                     valid,
                     sums,
                     2,
                     slots,
                 )
-            mma.arrive_once(stage + self.pipeline.empty)
+            mma.arrive_once(empty)
         else:
-            empty = stage + self.pipeline.empty
             self.multiply_columns(lane, descriptor, weights, scales, row_scales, valid, sums, columns, slots, empty)
 
     def multiply_columns(self, lane, descriptor, weights, scales, row_scales, valid, sums, columns, slots, empty=None):

@@ -15,13 +15,14 @@ descriptor.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import cutlass
 from cutlass import Constexpr, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.memory import copy_4, copy_16, load_shared_x2
+from planfreeze.kernels.mma.memory import copy_16, load_shared_x2
 from planfreeze.kernels.mma.sm_90a import COLUMNS
-from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES
 
 __all__ = [
     "ScalePlane",
@@ -105,6 +106,21 @@ class ScalePlane:
         vectors = 4 * self.blocks * (column // self.columns)
         return VECTOR_BYTES * vectors + 4 * self.width * (column % self.columns)
 
+    def arrange(self, address, lane):
+        """Bring the scales of an m tile, 16 bytes of every token, into this order; one warp."""
+        # Lanes past the last token load what another does, and store nothing.
+        scales = ptx.load_shared_f32x4(address + (lane & (self.tokens - 1)) * ROW_SCALE_BYTES)
+        cute.arch.sync_warp()
+        self.store(address, lane, scales)
+
+    @cute.jit
+    def store(self, address, lane, scales):
+        """Store the scales of token ``lane``, if there is one."""
+        if lane < self.tokens:
+            target = address + self.token_offset(lane)
+            for column in cutlass.range_constexpr(COLUMNS):
+                ptx.store_shared_f32(target + self.column_offset(column), scales[column])
+
     def prepare(self, address, lane, slots):
         """Return a function that loads the scales of a K32 group, one for each of a lane's first slots."""
         first = address + (lane & 3) * VECTOR_BYTES
@@ -138,11 +154,8 @@ def copy_tokens(pipeline, stage, lane, source, rows, pitch_bytes, row_scales, va
     for the scales of token ``lane``.
     """
     copy_chunks(stage + pipeline.activations, lane, source, rows, pitch_bytes, valid)
-    plane = ScalePlane(4 * len(rows))
-    target = stage + pipeline.activation_scales + plane.token_offset(lane)
-    is_live = Int32(lane < valid)
-    for column in range(COLUMNS):
-        copy_4(target, row_scales, is_live, plane.column_offset(column), 4 * column)
+    target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
+    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
 
 
 def copy_chunks(target, lane, source, rows, pitch_bytes, valid):

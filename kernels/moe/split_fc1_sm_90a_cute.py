@@ -95,7 +95,9 @@ class SplitFc1:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
-        self.product = RowProduct(self.pipeline, tile_m=tile_m, column_stride=2 * mma.CHUNK_BYTES)
+        self.product = RowProduct(
+            self.pipeline, tile_m=tile_m, column_stride=2 * mma.CHUNK_BYTES, long_slots=6 if csf_inline else 8
+        )
         self.hidden = hidden
         self.intermediate = intermediate
         self.padded = padded_width(intermediate)
@@ -169,7 +171,7 @@ class SplitFc1:
         addresses = parameters[3:-10]
         alpha = parameters[-6]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
-        behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
+        ring = (shared, Int32(self.pipeline.stages), Int32(0))
         record, record_left = shared, Int32(self.pipeline.stages)
         copied = Int32(0)
         half = Int32(0)
@@ -201,6 +203,8 @@ class SplitFc1:
                     next_factor = ptx.load_global_i32(alpha + Int64(next_expert) * 4)
                 for step in cutlass.range(first, first + self.steps // 2, 1, unroll=1):
                     found = self.scales.find(memory, step)
+                    if step == self.lag:
+                        half = tile & 1
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
                         if step == 0:
@@ -214,17 +218,22 @@ class SplitFc1:
                     row_scales = row_scales + ROW_SCALE_BYTES
                     scales = scales + scale_step
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    if copied >= self.lag:
-                        ptx.wait(behind + self.pipeline.landed, behind_parity)
-                        if step == self.lag:
-                            half = tile & 1
-                        self.scales.rebuild(memory, behind, lane, half, step == self.lag)
-                        wait_copies(self.lag)
-                        self.publish(behind)
-                        behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
+                    ring = self.catch_up(memory, ring, copied, lane, half, step == self.lag)
                     copied = copied + 1
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
-        self.drain(memory, (behind, behind_left, behind_parity), copied, lane, half)
+        self.drain(memory, ring, copied, lane, half)
+
+    @cute.jit
+    def catch_up(self, memory, ring, copied, lane, half, is_first):
+        """Rebuild the scales of the step ``lag`` before the one that is copied, and hand its stage over."""
+        stage, left, parity = ring
+        if copied >= self.lag:
+            ptx.wait(stage + self.pipeline.landed, parity)
+            self.scales.rebuild(memory, stage, lane, half, is_first)
+            wait_copies(self.lag)
+            self.publish(stage, lane)
+            stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+        return stage, left, parity
 
     @cute.jit
     def drain(self, memory, behind, copied, lane, half):
@@ -236,7 +245,7 @@ class SplitFc1:
             if copied + i >= self.lag:
                 ptx.wait(stage + self.pipeline.landed, parity)
                 self.scales.rebuild(memory, stage, lane, half, False)
-                self.publish(stage)
+                self.publish(stage, lane)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 
     def look_ahead(self, memory, addresses, task, expert, lane):
@@ -263,8 +272,9 @@ class SplitFc1:
         ptx.copy_bulk(target, weights, size_bytes, full)
         ptx.copy_bulk(target + HALF_WEIGHT_BYTES, gate, size_bytes, full)
 
-    def publish(self, stage):
+    def publish(self, stage, lane):
         """Arrive on ``full``, after this warp's copied activations and rebuilt scales."""
+        self.product.plane.arrange(stage + self.pipeline.activation_scales, lane)
         tokens.fence_async()
         mma.arrive_once(stage + self.pipeline.full)
 

@@ -66,7 +66,9 @@ class SplitFc2:
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
         assert self.pipeline.activations % SWIZZLE_BYTES == 0
-        self.product = RowProduct(self.pipeline, tile_m=tile_m, column_stride=mma.CONSUMER_WARPS * mma.CHUNK_BYTES)
+        self.product = RowProduct(
+            self.pipeline, tile_m=tile_m, column_stride=mma.CONSUMER_WARPS * mma.CHUNK_BYTES, long_slots=4
+        )
         self.hidden = hidden
         self.tile_m = tile_m
         self.tiles = row_tiles(hidden)
@@ -131,7 +133,7 @@ class SplitFc2:
         tile_count = parameters[-7]
         m_tiles = Int32(Uint32(tasks) // Uint32(self.tiles))
         lane_source = intermediate + Int64(lane >> 3) * self.padded + Int64((lane & 7) * 16)
-        first_row_scales = intermediate + Int64(row_count) * self.padded + Int64(lane) * ROW_SCALE_BYTES
+        first_row_scales = intermediate + Int64(row_count) * self.padded
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
         behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
         behind_step = Int32(0)
@@ -165,9 +167,10 @@ class SplitFc2:
                 with cute.arch.elect_one():
                     if copied >= ahead:
                         self.copy_weights(stage, weights, step)
+                    self.copy_row_scales(stage, row_scales)
                     self.scales.copy(stage, addresses, scales, row_block, step, found)
-                rows = range(0, self.tile_m, 4)
-                tokens.copy_tokens(self.pipeline, stage, lane, source, rows, self.padded, row_scales, valid)
+                target = stage + self.pipeline.activations
+                tokens.copy_chunks(target, lane, source, range(0, self.tile_m, 4), self.padded, valid)
                 commit_copies()
                 weights = weights + WEIGHT_BYTES
                 source = source + ROW_BYTES
@@ -217,6 +220,13 @@ class SplitFc2:
         ptx.arrive_expecting(full, size_bytes)
         ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
 
+    def copy_row_scales(self, stage, row_scales):
+        """Start the copy of the scales of the rows, which ``landed`` waits for, too."""
+        landed = stage + self.pipeline.landed
+        size_bytes = Int32(self.tile_m * ROW_SCALE_BYTES)
+        ptx.expect(landed, size_bytes)
+        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, size_bytes, landed)
+
     def finish(self, memory, stage, parity, lane, step):
         """Rebuild the scales of a stage once they have landed, and arrive on ``full``.
 
@@ -225,6 +235,7 @@ class SplitFc2:
         tokens.fence_async()
         ptx.wait(stage + self.pipeline.landed, parity)
         self.scales.rebuild(memory, stage, lane, step)
+        self.product.plane.arrange(stage + self.pipeline.activation_scales, lane)
         mma.arrive_once(stage + self.pipeline.full)
 
     @cute.jit
@@ -277,26 +288,14 @@ class SplitFc2:
     def multiply_steps(self, ring, lane, weight_offset, scale_offset, valid, sums):
         """Multiply the stages of a task; return the stage after them, the stages to the ring's end, and its parity."""
         stage, left, parity = ring
-        if cutlass.const_expr(self.tile_m == 32):
-            # A tail has the instructions of whole steps, whose code is long. The number of steps is kept from the
-            # compiler (nvidia-cutlass-dsl 4.8.1), which spills registers where it knows that there are two.
-            steps = Int32(select(valid >= 0, Uint32(self.steps), Uint32(0)))
-            for step in cutlass.range(0, steps, 1, unroll=1):
-                columns = Int32(mma.COLUMNS)
-                if step == self.whole_steps:
-                    columns = Int32(mma.TAIL_COLUMNS)
-                ptx.wait(stage + self.pipeline.full, parity)
-                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, columns)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-        else:
-            for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
-                ptx.wait(stage + self.pipeline.full, parity)
-                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-            if cutlass.const_expr(self.steps > self.whole_steps):
-                ptx.wait(stage + self.pipeline.full, parity)
-                self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+        for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
+            ptx.wait(stage + self.pipeline.full, parity)
+            self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
+            stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+        if cutlass.const_expr(self.steps > self.whole_steps):
+            ptx.wait(stage + self.pipeline.full, parity)
+            self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
+            stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
         return stage, left, parity
 
     def store_column(self, target, sums, slot, factor, row_weight):
