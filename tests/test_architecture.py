@@ -17,7 +17,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition", "search_path", "shared_logs", "uses"),
+    ("errors", "settings", "exposition", "search_path", "shared_logs", "spellings", "uses"),
     (
         "cache",
         "decoding",
@@ -45,7 +45,7 @@ LAYERS = (
     ("serving", "differences"),
     ("recorders",),
     ("inheritance", "startup"),
-    ("process_session", "reports", "store_reports", "runs", "doctor"),
+    ("process_session", "progress", "reports", "store_reports", "runs", "doctor"),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
