@@ -25,11 +25,14 @@ def print_proof(proven: Mapping[str, str]) -> None:
     sys.stderr.flush()
 
 
-def print_attempts(run: Run) -> None:
-    """Print on standard error what a run was served, and what it tried to compile; nowhere, where it is closed."""
-    if sys.stderr is None:
+def print_attempts(run: Run, *, is_quiet: bool = False) -> None:
+    """Print on standard error what a run was served, and what it tried to compile; nowhere, where it is closed.
+
+    When quiet, only what it tried to compile.
+    """
+    if sys.stderr is None or (is_quiet and not run.attempts):
         return
-    if run.programs:
+    if run.programs and not is_quiet:
         unused = [name for name, is_used in run.programs.items() if not is_used]
         sys.stderr.write(f"planfreeze: {len(run.programs) - len(unused)} of {len(run.programs)} programs were served\n")
         sys.stderr.writelines(f"planfreeze: planned and not used: {name}\n" for name in unused)
