@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from planfreeze.outcomes import Outcome
 
 __all__ = ["build_progress", "verify_progress"]
@@ -15,19 +17,29 @@ __all__ = ["build_progress", "verify_progress"]
 LINE_EVERY_S = 5.0
 
 
+def find_terminal() -> "Console | None":
+    """Return the terminal that standard error is; None for a pipe, a file, or one that cannot move its cursor."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console  # slow to import, and in a pipe not needed
+
+    console = Console(stderr=True)
+    return None if console.is_dumb_terminal else console
+
+
 @contextlib.contextmanager
 def build_progress(total: int, *, is_quiet: bool = False) -> Iterator[Callable[["Outcome"], None]]:
     """Show outcomes on standard error as they come: a bar on a terminal, lines elsewhere, nothing when quiet."""
-    if is_quiet:
+    if is_quiet or sys.stderr is None:
         yield lambda outcome: None
         return
-    if not sys.stderr.isatty():
-        yield lambda outcome: print_outcome(outcome)
+    console = find_terminal()
+    if console is None:
+        yield print_outcome
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task("build", total=total)
 
         def advance(outcome: "Outcome") -> None:
@@ -56,16 +68,16 @@ def describe_wait(outcome: "Outcome") -> str:
 @contextlib.contextmanager
 def verify_progress(*, is_quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show how many entries are done on standard error: a bar on a terminal, a line now and then elsewhere."""
-    if is_quiet:
+    if is_quiet or sys.stderr is None:
         yield lambda done, total: None
         return
-    if not sys.stderr.isatty():
+    console = find_terminal()
+    if console is None:
         yield LinePrinter().show
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task("verify", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

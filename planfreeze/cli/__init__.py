@@ -96,7 +96,9 @@ def show_examples(command: str) -> str:
 app = typer.Typer(
     rich_markup_mode=None,
     epilog="A command's own help ends with examples: planfreeze build --help\n\n"
-    "Without a command, planfreeze says what is here and what to do next.",
+    "Without a command, planfreeze says what is here and what to do next.\n\n"
+    "Status: 0 done; 1 failed or different; 2 wrong usage; 3 not there; 4 damaged, untrusted or too new; 5 a compiler "
+    "was reached; 6 the machine lacks something; 130 interrupted.",
 )
 plans = typer.Typer(rich_markup_mode=None)
 plans.callback(invoke_without_command=True, epilog=show_examples("plan"))(plan_command)

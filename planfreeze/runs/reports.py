@@ -44,6 +44,10 @@ def print_attempts(run: Run, *, is_quiet: bool = False) -> None:
         f"planfreeze: a compiler was reached {times} times; the command's own status {run.command_status}\n"
     )
     print_table("", HEADS, attempt_rows(run.attempts), stream=sys.stderr, pipe_columns=LOG_COLUMNS)
+    sys.stderr.write(
+        "planfreeze: serving would have stopped there. To plan what the command launches, "
+        "run: planfreeze record -o kernels.json -- COMMAND\n"
+    )
 
 
 def attempt_rows(attempts: Sequence[CountedAttempt]) -> list[tuple[str, ...]]:
