@@ -4,12 +4,13 @@ import json
 import os
 import pty
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ import typer
 from typer.testing import CliRunner
 
 from planfreeze import errors
+from planfreeze.builds import BuildReport
 from planfreeze.cli import EXAMPLES, app
+from planfreeze.doctor.diagnosis import Diagnosis, Finding
+from planfreeze.doctor.machine import Gpu, Machine
+from planfreeze.doctor.reports import diagnosis_json
+from planfreeze.guard.unseen import UNSEEN
 from planfreeze.models import catalog_names
+from planfreeze.recordings import read_recording
+from planfreeze.repairs import Repair
+from planfreeze.reports import build_json, recording_json
+from planfreeze.store_reports import verification_json
 from planfreeze.target import ARCHS
-from tools.json_page import page_of
+from planfreeze.verification import Verification
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = ROOT / "docs" / "schemas"
@@ -153,16 +163,49 @@ def close(schema: Any) -> Any:
     return closed
 
 
-@pytest.mark.parametrize("words", INVOCATIONS)
-def test_json_is_as_its_schema_says_and_quiet_leaves_only_errors(invoke: Callable[..., Called], words: str) -> None:
+def check(words: str, printed: Any) -> None:
+    """Check what a command printed, or would print, key by key."""
     schema = json.loads((SCHEMAS / f"{words.replace(' ', '-')}.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(printed, close(schema))
+
+
+@pytest.mark.parametrize("words", INVOCATIONS)
+def test_json_is_as_its_schema_says_and_quiet_leaves_only_errors(invoke: Callable[..., Called], words: str) -> None:
     done = invoke(words, "--json", "--quiet")
-    jsonschema.validate(json.loads(done.output), close(schema))
+    check(words, json.loads(done.output))
     assert done.status == INVOCATIONS[words][1]
     lines = done.errors.splitlines()
     assert [line for line in lines if not line.startswith("error: ")] == []
     assert bool(lines) == (done.status != 0)
+
+
+def test_what_goes_wrong_is_in_json_as_the_schemas_say(built: Any, place: Path, tmp_path: Path) -> None:
+    reused = built.report.outcomes[0]
+    outcomes = (replace(reused, status="failed", record=None, reason="no"), replace(reused, earlier="signal 9"))
+    check("build", build_json(BuildReport(outcomes=outcomes, plans=built.report.plans)))
+
+    damaged = built.copy(tmp_path / "store")
+    blob = next(damaged.path.glob("objects/*/*"))
+    blob.chmod(0o644)
+    blob.write_bytes(b"")
+    done = call(f"verify --store {damaged.path} --json")
+    printed = json.loads(done.output)
+    assert done.status == 4 and printed["problems"]
+    check("verify", printed)
+    found = Verification(checked={"blob": 1}, size_bytes=1, problems=(), others=(("blob", "0"),))
+    check("verify", verification_json(found, (), Repair(rebuilt=1, restored=("a",), refused=(("b", "no"),))))
+
+    recording = json.loads((place / "kernels.json").read_text())
+    choice = {"kernel": "a:b", "space": "0", "key": [1, "fp16"], "config": [["block", 64]]}
+    recording |= {"choices": [choice], "refused": [{"kernel": "a:c", "reason": "no"}]}
+    (tmp_path / "all.json").write_text(json.dumps(recording))
+    check("record", recording_json(read_recording(tmp_path / "all.json")))
+
+    note = Finding(level="note", what="something", advice="nothing")
+    machine = Machine(versions=(), driver="1", cuda="1", gpus=(Gpu(name="one", capability=(9, 0)),), tools=())
+    made = Diagnosis(machine=machine, roads={}, unseen=UNSEEN, store="", plans=("a",), findings=(note,))
+    check("doctor", diagnosis_json(made))
 
 
 @pytest.mark.parametrize("words", INVOCATIONS)
@@ -173,7 +216,9 @@ def test_there_is_no_colour_and_no_bar_in_a_pipe(invoke: Callable[..., Called], 
 
 
 def test_the_page_of_json_says_what_the_schemas_say() -> None:
-    assert (ROOT / "docs" / "json.md").read_text() == page_of(SCHEMAS)
+    assert (ROOT / "docs" / "json.md").read_text() == runpy.run_path(str(ROOT / "tools" / "json_page.py"))["page_of"](
+        SCHEMAS
+    )
 
 
 def show(*arguments: object, **environment: str) -> str:
@@ -224,7 +269,6 @@ def test_a_terminal_gets_a_bar_in_colour_and_neither_if_it_asks_for_none(place: 
         ("explain toys.families:add block=7 --store PLACE/store", 3, "planfreeze plan"),
         ("ls --store PLACE/nowhere", 3, "planfreeze build"),
         ("replay --pack PLACE/torn.pfz", 4, "torn.pfz"),
-        (f'run -- {PYTHON} -c \'import subprocess; subprocess.run(["nvcc", "a.cu"])\'', 5, "planfreeze record"),
         ("build --model PLACE/plain.toml --store /proc/store", 6, "/proc/store"),
         ("run -- PLACE/plain.toml", 126, "planfreeze run --"),
         ("run -- no-such-program", 127, "planfreeze run --"),
@@ -234,6 +278,15 @@ def test_every_status_comes_with_what_to_do(place: Path, line: str, status: int,
     (place / "torn.pfz").write_bytes((place / "toys.pfz").read_bytes()[:-1])
     done = call(line.replace("PLACE", str(place)))
     assert (done.status, message in done.errors) == (status, True), done.errors
+
+
+def test_a_compiler_that_was_reached_is_in_the_json_and_comes_with_what_to_do(place: Path) -> None:
+    script = 'import subprocess; subprocess.run(["nvcc", "a.cu"])'
+    done = call(["run", "--json", "--quiet", "--", sys.executable, "-c", script])
+    assert done.status == 5 and "planfreeze record" in done.errors
+    printed = json.loads(done.output)
+    assert printed["attempts"]
+    check("run", printed)
 
 
 def test_an_interrupt_says_what_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
