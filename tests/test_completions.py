@@ -12,6 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HEADS = {"bash": "complete -o default -F", "zsh": "#compdef planfreeze", "fish": "complete --command planfreeze"}
 
+INSTALLED = {
+    "bash": ".bash_completions/planfreeze.sh",
+    "zsh": ".zfunc/_planfreeze",
+    "fish": ".config/fish/completions/planfreeze.fish",
+}
+
 
 def ask(line: str, shell: str = "bash", **environment: str) -> list[str]:
     """What a shell is offered behind a line; a line that ends in a space asks for a new word."""
@@ -40,6 +46,16 @@ def test_a_shell_gets_a_script_that_calls_planfreeze(shell: str) -> None:
     assert f"_PLANFREEZE_COMPLETE=complete_{shell}" in done.stdout
 
 
+@pytest.mark.parametrize(("shell", "place"), INSTALLED.items())
+def test_a_shell_is_set_up_in_its_usual_place(tmp_path: Path, shell: str, place: str) -> None:
+    command = [sys.executable, "-m", "planfreeze", "--install-completion", shell]
+    # Without this variable of typer's the shell is the one that started the command, here none.
+    environment = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"{shell} completion installed" in done.stdout
+    assert f"_PLANFREEZE_COMPLETE=complete_{shell}" in (tmp_path / place).read_text()
+
+
 def test_bash_completes_by_the_script_and_leaves_paths_to_itself(tmp_path: Path) -> None:
     command = tmp_path / "planfreeze"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m planfreeze "$@"\n')
@@ -56,7 +72,7 @@ def test_bash_completes_by_the_script_and_leaves_paths_to_itself(tmp_path: Path)
 def test_each_shell_is_offered_the_same_in_its_own_form() -> None:
     assert ask("planfreeze build --arch sm_9", "bash") == ["sm_90a"]
     assert ask("planfreeze build --arch sm_9", "fish") == ["sm_90a"]
-    assert '"sm_90a"' in ask("planfreeze build --arch sm_9", "zsh")[0]
+    assert '"sm_90a"' in ask("planfreeze build --arch sm_9", "zsh")[-1]
 
 
 def test_models_families_and_modes_are_offered(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ class ServingHindered(PlanfreezeError):
 
     def __str__(self) -> str:
         return (
-            f"frozen serving does not work here: {self.problems} problems, shown with what to do about each. A session "
-            f"would meet them when it freezes or launches. Mend them, and run again: planfreeze doctor"
+            f"frozen serving does not work here, problems: {self.problems}. A session would meet each of them when it "
+            f"freezes or launches. Do what is advised for them, and run again: planfreeze doctor"
         )
 
 
