@@ -11,7 +11,7 @@ from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
 from planfreeze.cli.diagnosing import doctor_command
 from planfreeze.cli.keeping import gc_command, ls_command, verify_command
-from planfreeze.cli.output import exit_codes
+from planfreeze.cli.output import exit_codes, print_result
 from planfreeze.cli.packing import pack_command, unpack_command
 from planfreeze.cli.recording import diff_command, record_command
 from planfreeze.cli.running import run_command
@@ -44,7 +44,7 @@ EXAMPLES = {
     ),
     "explain": (
         "explain topk_sum hidden=5120 top_k=6 --arch sm_90a --store store  # its key, whether stored, what is nearest",
-        "explain mykernels.add:add dtype=float32 --json  # of a kernel of your own, for every architecture",
+        "explain mykernels.scale:scale columns=1024 --json  # of a kernel of your own, for every architecture",
     ),
     "verify": (
         "verify --store store  # hash everything, put damage aside",
@@ -135,14 +135,11 @@ def greet(
         raise typer.Exit
     if context.invoked_subcommand is not None:
         return
-    from planfreeze.cli.first_steps import find_next_steps
+    from planfreeze.cli.first_steps import describe_next_steps
 
     with exit_codes():
-        found, steps = find_next_steps()
-        typer.echo(f"{found}\n\nWhat to do next:")
-        for purpose, command in steps:
-            typer.echo(f"  # {purpose}\n  {command}")
-        typer.echo("\nAll commands: planfreeze --help")
+        text = describe_next_steps()
+        print_result(None, lambda: typer.echo(text))
 
 
 def main() -> None:

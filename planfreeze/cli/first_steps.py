@@ -2,19 +2,26 @@
 
 import re
 
-__all__ = ["find_next_steps"]
+__all__ = ["describe_next_steps"]
 
 Step = tuple[str, str]
 
 
-def find_next_steps() -> tuple[str, tuple[Step, ...]]:
-    """Return what is in the usual store, and commands to go on with, each with what it is for.
+def describe_next_steps() -> str:
+    """Say what is in the usual store, and with which commands to go on.
 
     Raises
     ------
     StoreTooNew, DamagedStore, StoreUnusable, DamagedPack, PackTooNew, UntrustedPack, HomeMissing, InvalidSetting
         The store is there and cannot be read, or the settings name none.
     """
+    found, steps = find_next_steps()
+    listed = "\n".join(f"  # {purpose}\n  {command}" for purpose, command in steps)
+    return f"{found}\n\nWhat to do next:\n{listed}\n\nAll commands: planfreeze --help"
+
+
+def find_next_steps() -> tuple[str, tuple[Step, ...]]:
+    """Return what is in the usual store, and commands to go on with, each with what it is for."""
     from planfreeze.cache.readable import open_readable
     from planfreeze.errors import StoreMissing
     from planfreeze.settings import read_settings, store_path

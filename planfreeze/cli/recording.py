@@ -36,7 +36,9 @@ def record_command(
         recorded.write(output)
         print_result(reports.recording_json(recorded) if as_json else None, lambda: reports.recording_table(recorded))
         if status:
-            typer.echo(f"error: {command[0]} ended with status {status}; {output} holds what it used until then", err=True)
+            typer.echo(
+                f"error: {command[0]} ended with status {status}; {output} holds what it used until then", err=True
+            )
             raise typer.Exit(status)
         if recorded.refused and not partial:
             raise IncompleteRecording(str(output), tuple(f"{r.kernel}: {r.reason}" for r in recorded.refused))

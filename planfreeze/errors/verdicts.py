@@ -1,5 +1,7 @@
 """Answers of commands that are no: what was asked for is not so."""
 
+import shlex
+
 from planfreeze.errors.base import PlanfreezeError
 
 __all__ = ["BuildIncomplete", "PlanDiffers", "ProgramNotStored", "ServingHindered", "StoreOverBudget"]
@@ -34,7 +36,7 @@ class PlanDiffers(PlanfreezeError):
         return (
             f"{self.plan} and {self.recording} differ: {self.unused} programs planned and not used, {self.unplanned} "
             f"used and not planned. A frozen run stops at one that is not planned. To plan what the run used, "
-            f"run: planfreeze build --plan {self.recording}"
+            f"run: planfreeze build --plan {shlex.quote(self.recording)}"
         )
 
 
