@@ -4,7 +4,7 @@ from importlib import metadata
 
 from planfreeze.errors import AmbiguousEntryPoint
 
-__all__ = ["FAMILIES", "MODELS", "find_entry_point", "has_entry_point"]
+__all__ = ["FAMILIES", "MODELS", "find_entry_point", "has_entry_point", "list_entry_points"]
 
 FAMILIES = "planfreeze.families"
 """Names of families, each "module:attribute" of a :class:`planfreeze.family.Family`."""
@@ -31,3 +31,8 @@ def find_entry_point(group: str, name: str) -> str | None:
 def has_entry_point(group: str, name: str) -> bool:
     """Tell whether any installed package declares a name. Imports nothing."""
     return bool(metadata.entry_points(group=group, name=name))
+
+
+def list_entry_points(group: str) -> tuple[str, ...]:
+    """Return the names that installed packages declare, sorted. Imports nothing."""
+    return tuple(sorted(metadata.entry_points(group=group).names))

@@ -4,14 +4,14 @@ import hashlib
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.declared import DeclaredFamily
 from planfreeze.decoding import decode_msgpack
-from planfreeze.entry_points import FAMILIES, find_entry_point
+from planfreeze.entry_points import FAMILIES, find_entry_point, list_entry_points
 from planfreeze.errors import (
     AmbiguousEntryPoint,
     BrokenEntryPoint,
@@ -21,16 +21,27 @@ from planfreeze.errors import (
     InvalidPayload,
     MissingEntry,
     PlanfreezeError,
+    UnknownFamily,
 )
 from planfreeze.family import Family, load_family
 from planfreeze.key import dialect_of, make_key, source_roots
 from planfreeze.payload import Field, Payload, spell_differences
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import read_sources
+from planfreeze.spellings import nearest_spelling
 from planfreeze.target import Target
 from planfreeze.toolchain import find_toolchain
 
-__all__ = ["Explanation", "Nearest", "describe_nearest", "explain", "find_family", "find_nearest", "stored_payloads"]
+__all__ = [
+    "Explanation",
+    "Nearest",
+    "describe_nearest",
+    "explain",
+    "family_names",
+    "find_family",
+    "find_nearest",
+    "stored_payloads",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +190,10 @@ def find_family(name: str) -> Family:
         return load_family(name)
     shipped = [f"{module}:{name}" for module in family_modules() if module.endswith(f".{name}")]
     offered = find_entry_point(FAMILIES, name)
+    if offered is None and not shipped:
+        raise UnknownFamily(name, nearest_spelling(name, family_names()))
     if offered is None:
-        return load_family(shipped[0] if shipped else name)
+        return load_family(shipped[0])
     if shipped:
         raise AmbiguousEntryPoint(FAMILIES, name, (shipped[0], offered))
     try:
@@ -189,12 +202,19 @@ def find_family(name: str) -> Family:
         raise BrokenEntryPoint(FAMILIES, name, offered, str(error)) from error
 
 
-def family_modules() -> Iterator[str]:
-    """Yield the modules below planfreeze.kernels."""
+def family_names() -> tuple[str, ...]:
+    """Return the names of all families here, those that ship and those of installed packages, sorted."""
+    shipped = (module.rpartition(".")[2] for module in family_modules())
+    return tuple(sorted({*shipped, *list_entry_points(FAMILIES)}))
+
+
+def family_modules() -> tuple[str, ...]:
+    """Return the modules below planfreeze.kernels that hold a family: those with a kernel's module beside them."""
     import planfreeze.kernels
 
-    for found in pkgutil.walk_packages(planfreeze.kernels.__path__, "planfreeze.kernels."):
-        yield found.name
+    names = [found.name for found in pkgutil.walk_packages(planfreeze.kernels.__path__, "planfreeze.kernels.")]
+    kernels = [name for name in names if name.endswith(("_cute", "_triton"))]
+    return tuple(name for name in names if any(kernel.startswith(f"{name}_") for kernel in kernels))
 
 
 def parse_fields(family: Family, stated: Sequence[str]) -> dict[str, Field]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, cast
 from planfreeze.dtypes import ITEM_BYTES, DType
 from planfreeze.errors import DuplicateFamily, UnknownFamily
 from planfreeze.payload import Field, Payload
+from planfreeze.spellings import nearest_reference
 from planfreeze.target import Target
 
 __all__ = [
@@ -293,5 +294,5 @@ def load_family(reference: str) -> Family:
     except ImportError as error:
         raise UnknownFamily(reference) from error
     if not isinstance(found, Family):
-        raise UnknownFamily(reference)
+        raise UnknownFamily(reference, nearest_reference(reference, (known.reference for known in registry.values())))
     return found

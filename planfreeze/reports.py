@@ -1,9 +1,8 @@
 """Reports: results as tables for people and as JSON for programs."""
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from planfreeze.recorded.triton_companions import UNBUILT
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "build_json",
-    "build_progress",
     "build_table",
     "difference_json",
     "difference_text",
@@ -136,41 +134,6 @@ def unbuilt_lines(report: "BuildReport", store: "Store") -> list[str]:
         f"{name} was not built: {reason}. A process that is served these programs will call a C compiler for it"
         for name, reason in found
     ]
-
-
-@contextlib.contextmanager
-def build_progress(total: int) -> Iterator[Callable[["Outcome"], None]]:
-    """Show outcomes on standard error as they come: a bar on a terminal, lines elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda outcome: print_outcome(outcome)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("build", total=total)
-
-        def advance(outcome: "Outcome") -> None:
-            is_done = outcome.status != "waiting"
-            description = f"{outcome.status} {outcome.program.payload.family_name}"
-            bar.update(task, advance=is_done, description=description if is_done else describe_wait(outcome))
-
-        yield advance
-
-
-def print_outcome(outcome: "Outcome") -> None:
-    """Print one outcome as a line; programs that were there already are not worth one."""
-    if outcome.status == "waiting":
-        sys.stderr.write(f"{describe_wait(outcome)}\n")
-    elif outcome.status != "reused":
-        sys.stderr.write(
-            f"{outcome.status} {outcome.program.name} {outcome.program.target.arch} {outcome.seconds:.2f} s\n"
-        )
-
-
-def describe_wait(outcome: "Outcome") -> str:
-    """Say who holds a program and for how long that has been waited for."""
-    return f"waiting {outcome.seconds:.0f} s for {outcome.reason}, which holds {outcome.program.name}"
 
 
 def replay_json(replays: Sequence["Replay"], guard: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Resolving: from a frozen plan and a store to proven programs, without a compiler, a GPU or a write."""
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planfreeze.cache.digest import is_digest
@@ -27,7 +28,8 @@ from planfreeze.payload import Payload
 from planfreeze.plans import build_arguments, recording_arguments
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import check_sources
-from planfreeze.target import Target, target
+from planfreeze.spellings import nearest_spelling
+from planfreeze.target import ARCHS, Target, target
 
 __all__ = [
     "PlanReference",
@@ -42,6 +44,8 @@ __all__ = [
     "resolve_plan",
     "resolve_program",
 ]
+
+PLAN_NAME = r"(?P<model>.+?)(-tp[0-9]+)?-(?P<arch>sm_[0-9]+a?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +169,8 @@ def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | 
         store.check_trust()
         root = store.get_ref(reference.name or "")
     if root is None:
-        raise PlanMissing(str(reference), str(store.path), command, tuple(store.list_refs()))
+        known = tuple(store.list_refs())
+        raise PlanMissing(str(reference), str(store.path), command, known, misspelled_plan(reference.name, known))
     try:
         plan = FrozenPlan.decode(store.get_plan(root))
     except MissingEntry as error:
@@ -175,6 +180,15 @@ def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | 
     if not plan.entries:
         raise EmptyPlan(str(reference))
     return plan
+
+
+def misspelled_plan(name: str | None, known: Iterable[str]) -> str | None:
+    """Return the name that was meant; none where the asked one is right, and only for other ranks or another arch."""
+    near = nearest_spelling(name or "", known)
+    asked = re.fullmatch(PLAN_NAME, name or "")
+    there = re.fullmatch(PLAN_NAME, near or "")
+    is_other = asked and there and asked["model"] == there["model"] and asked["arch"] in ARCHS
+    return None if is_other else near
 
 
 def find_plans(store: ReadableStore, references: Sequence[str] | None) -> tuple[FrozenPlan, ...]:

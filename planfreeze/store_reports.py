@@ -1,11 +1,8 @@
 """Reports on stores and packs: as tables for people and as JSON for programs."""
 
-import contextlib
 import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from planfreeze.reports import print_table
@@ -28,10 +25,7 @@ __all__ = [
     "unpacked_text",
     "verification_json",
     "verification_table",
-    "verify_progress",
 ]
-
-LINE_EVERY_S = 5.0
 
 
 def verification_json(
@@ -74,35 +68,6 @@ def verification_table(found: "Verification", problems: Sequence["Problem"], rep
         sys.stdout.write(f"rebuilt {repaired.rebuilt} programs, restored {len(repaired.restored)} references\n")
         for what, reason in repaired.refused:
             sys.stdout.write(f"not repaired: {what}: {reason}\n")
-
-
-@contextlib.contextmanager
-def verify_progress() -> Iterator[Callable[[int, int], None]]:
-    """Show how many entries are done on standard error: a bar on a terminal, a line now and then elsewhere."""
-    if not sys.stderr.isatty():
-        yield LinePrinter().show
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("verify", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-class LinePrinter:
-    """Prints a line every five seconds, none for what takes less."""
-
-    def __init__(self) -> None:
-        self._next_s = time.monotonic() + LINE_EVERY_S
-        self._lock = threading.Lock()
-
-    def show(self, done: int, total: int) -> None:
-        """Print how far it is, if it is time."""
-        with self._lock:
-            if time.monotonic() >= self._next_s:
-                self._next_s = time.monotonic() + LINE_EVERY_S
-                sys.stderr.write(f"verified {done} of {total} entries\n")
 
 
 def census_json(census: "Census") -> dict[str, Any]:

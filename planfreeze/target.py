@@ -1,9 +1,9 @@
 """Targets: the exact architectures programs are compiled for, with the facts kernels and launchers need."""
 
-import difflib
 from dataclasses import dataclass
 
 from planfreeze.errors import UnknownArch
+from planfreeze.spellings import nearest_spelling
 
 __all__ = ["ARCHS", "Target", "target"]
 
@@ -55,5 +55,5 @@ def target(arch: str) -> Target:
     try:
         return ARCHS[arch]
     except KeyError:
-        near = f"{arch}a" if f"{arch}a" in ARCHS else next(iter(difflib.get_close_matches(arch, ARCHS, 1)), None)
+        near = f"{arch}a" if f"{arch}a" in ARCHS else nearest_spelling(arch, ARCHS)
         raise UnknownArch(arch, tuple(ARCHS), near) from None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from planfreeze.explanations import family_modules
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
     "planfreeze": ROOT / "planfreeze",
@@ -17,7 +19,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition", "search_path", "shared_logs", "uses"),
+    ("errors", "settings", "exposition", "search_path", "shared_logs", "spellings", "uses"),
     (
         "cache",
         "decoding",
@@ -45,7 +47,7 @@ LAYERS = (
     ("serving", "differences"),
     ("recorders",),
     ("inheritance", "startup"),
-    ("process_session", "reports", "store_reports", "runs", "doctor"),
+    ("process_session", "progress", "reports", "store_reports", "runs", "doctor"),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -178,6 +180,10 @@ def test_only_compilers_import_compilers():
     for name in FRAMEWORK:
         top = {imported.partition(".")[0] for imported in imports_of(name, top_level=True)}
         assert not top & set(COMPILERS) or name.startswith("planfreeze.compilers."), name
+
+
+def test_a_module_with_a_kernel_beside_it_is_a_family():
+    assert list(family_modules()) == FAMILY_MODULES
 
 
 def test_families_are_not_on_the_side_of_torch():

@@ -207,6 +207,23 @@ def test_unknown_family_is_refused(ask, name):
 
 
 @pytest.mark.parametrize(
+    ("mistyped", "near"),
+    [
+        ("topk_sums", "topk_sum"),
+        ("micro_fc3", "micro_fc2"),
+        ("toys.families:ad", "toys.families:add"),
+        ("zzzzzz", None),
+        ("toys.families:zzzzzz", None),
+    ],
+)
+def test_a_mistyped_family_is_refused_with_the_nearest_name(ask, mistyped, near):
+    with pytest.raises(UnknownFamily) as raised:
+        ask(mistyped)
+    assert raised.value.near == near
+    assert (f"Did you mean {near}?" in str(raised.value)) == (near is not None)
+
+
+@pytest.mark.parametrize(
     ("name", "stated"),
     [("topk_sum", ("hidden=256", "top_k=2")), ("expand", ("experts=1", "rows=128", "columns=4", "group_rows=128"))],
 )

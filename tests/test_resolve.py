@@ -240,6 +240,24 @@ def test_plan_is_found_by_name_by_root_digest_and_pinned(built, frozen, form):
     assert find(built.store, form.format(name=NAME, root=frozen.root)) == frozen
 
 
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("toy-tp1-sm_90a", "toys-tp1-sm_90a"),
+        ("toys-tp1-sm90a", "toys-tp1-sm_90a"),
+        ("toys-tp1-sm_90", "toys-tp1-sm_90a"),
+        ("toys-tp1-sm_120a", None),  # spelled right, and not built: what builds it is told
+        ("toys-tp2-sm_90a", None),
+        ("zzzzzz", None),
+    ],
+)
+def test_a_mistyped_plan_is_refused_with_the_nearest_name(built, asked, near):
+    with pytest.raises(PlanMissing) as raised:
+        find_plan(built.store, PlanReference.parse(asked))
+    assert raised.value.near == near and raised.value.known == ("toys-tp1-sm_90a",)
+    assert (f"Did you mean {near}?" in str(raised.value)) == (near is not None)
+
+
 def test_pinned_plan_that_is_not_there_is_refused(built):
     for pinned in (f"{NAME}@sha256:{'0' * 64}", f"@sha256:{'0' * 64}", "0" * 64):
         with pytest.raises(PlanMissing, match="0" * 64):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from planfreeze import store_reports
+from planfreeze import progress
 from planfreeze.builds import build_plans
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.pack import Pack
@@ -316,8 +316,8 @@ def test_without_the_right_to_write_damage_is_reported_and_stays(store, frozen, 
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(built, monkeypatch, capsys):
-    monkeypatch.setattr(store_reports, "LINE_EVERY_S", 0.0)
-    with store_reports.verify_progress() as show:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.verify_progress() as show:
         verify(built.store, on_entry=show)
     assert capsys.readouterr().err.splitlines()[-1] == "verified 6 of 6 entries"
 

@@ -4,41 +4,20 @@ from typing import Annotated
 
 import typer
 
-from planfreeze.cli.options import (
-    ArchOption,
-    ArmsOption,
-    CapacityOption,
-    FamilyOption,
-    IdsOption,
-    JsonOption,
-    LimitOption,
-    ModelOption,
-    RanksOption,
-    RecordingOption,
-    RootsOption,
-    StoreOption,
-    TrustOption,
-    declare_plans,
-    open_store,
-)
-from planfreeze.cli.output import exit_codes, print_result
+from planfreeze.cli.options import JsonOption, QuietOption, RecordingOption, StoreOption, TrustOption, open_store
+from planfreeze.cli.output import exit_codes, print_note, print_result
+from planfreeze.cli.requests import PlanRequest, declare_plans, takes_request
 
 __all__ = ["build_command", "plan_command"]
 
 
+@takes_request
 def plan_command(
     context: typer.Context,
-    model: ModelOption = None,
-    tp: RanksOption = None,
-    arch: ArchOption = None,
-    capacity: CapacityOption = None,
-    arms: ArmsOption = None,
-    inline_limit: LimitOption = None,
-    ids: IdsOption = None,
-    family: FamilyOption = None,
+    request: PlanRequest,
     plan: RecordingOption = None,
-    source_root: RootsOption = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """List the programs of a model, of families, or of a recorded run."""
     from planfreeze import reports
@@ -47,42 +26,38 @@ def plan_command(
         return
 
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family, plan, source_root)
+        plans = declare_plans(request, plan)
         print_result(reports.plans_json(plans) if as_json else None, lambda: reports.plans_table(plans))
         for advice in dict.fromkeys(advice for plan in plans for advice in plan.advice()):
-            typer.echo(f"note: {advice}", err=True)
+            print_note(f"note: {advice}", is_quiet=quiet)
 
 
+@takes_request
 def build_command(
-    model: ModelOption = None,
-    tp: RanksOption = None,
-    arch: ArchOption = None,
-    capacity: CapacityOption = None,
-    arms: ArmsOption = None,
-    inline_limit: LimitOption = None,
-    ids: IdsOption = None,
-    family: FamilyOption = None,
+    request: PlanRequest,
     plan: RecordingOption = None,
-    source_root: RootsOption = None,
     store: StoreOption = None,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Compile processes; 0: one per core.")] = 0,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Compile what is missing, publish it, and freeze the plan."""
     import os
 
     from planfreeze import reports
     from planfreeze.builds import build_plans
+    from planfreeze.errors import BuildIncomplete
+    from planfreeze.progress import build_progress
     from planfreeze.settings import toolchain_cache
 
     with exit_codes():
-        plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family, plan, source_root)
+        plans = declare_plans(request, plan)
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(wanted.payloads) for wanted in plans)
         before = {wanted.name: opened.get_ref(wanted.name) for wanted in plans}
-        with reports.build_progress(total) as show:
+        with build_progress(total, is_quiet=quiet) as show:
             report = build_plans(
                 plans,
                 opened,
@@ -93,14 +68,14 @@ def build_command(
         print_result(reports.build_json(report) if as_json else None, lambda: reports.build_table(report))
         for frozen in report.plans:
             if before[frozen.name] not in (None, frozen.root):
-                typer.echo(f"{frozen.name} was {before[frozen.name]}, which stays in the store", err=True)
+                print_note(f"{frozen.name} was {before[frozen.name]}, which stays in the store", is_quiet=quiet)
         for line in reports.unbuilt_lines(report, opened):
-            typer.echo(line, err=True)
+            print_note(line, is_quiet=quiet)
         for outcome in report.outcomes:
             name = f"{outcome.program.name} ({outcome.program.target.arch})"
             if outcome.earlier:
-                typer.echo(f"{name} was compiled twice, at first: {outcome.earlier}", err=True)
+                print_note(f"{name} was compiled twice, at first: {outcome.earlier}", is_quiet=quiet)
             if outcome.status == "failed":
                 typer.echo(f"error: {name}: {outcome.reason}", err=True)
         if report.count("failed"):
-            raise typer.Exit(1)
+            raise BuildIncomplete(report.count("failed"), len(report.outcomes))

@@ -4,8 +4,10 @@ from typing import Annotated
 
 import typer
 
-from planfreeze.cli.options import JsonOption, StoreOption, TrustOption
+from planfreeze.cli.completions import complete_plans
+from planfreeze.cli.options import JsonOption, QuietOption, RootsOption, StoreOption, TrustOption
 from planfreeze.cli.output import exit_codes, print_result
+from planfreeze.cli.requests import import_from
 
 __all__ = ["doctor_command"]
 
@@ -13,10 +15,17 @@ __all__ = ["doctor_command"]
 def doctor_command(
     store: StoreOption = None,
     plan: Annotated[
-        list[str] | None, typer.Option("--plan", help="Frozen plan that has to be there. Default: PLANFREEZE_PLAN.")
+        list[str] | None,
+        typer.Option(
+            "--plan",
+            autocompletion=complete_plans,
+            help="Frozen plan that has to be there. Default: PLANFREEZE_PLAN.",
+        ),
     ] = None,
+    source_root: RootsOption = None,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Say whether frozen serving would work here.
 
@@ -24,9 +33,11 @@ def doctor_command(
     something, 1 for other problems.
     """
     from planfreeze.doctor import diagnose, reports
+    from planfreeze.errors import ServingHindered
     from planfreeze.settings import read_settings, store_path
 
     with exit_codes():
+        import_from(source_root or ())
         settings = read_settings()
         diagnosis = diagnose(
             store or store_path(settings),
@@ -38,4 +49,5 @@ def doctor_command(
             reports.diagnosis_json(diagnosis) if as_json else None,
             lambda: reports.diagnosis_text(diagnosis),
         )
-        raise typer.Exit(diagnosis.status)
+        if diagnosis.status:
+            raise ServingHindered(diagnosis.problems, diagnosis.status)

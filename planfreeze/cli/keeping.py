@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planfreeze.cli.options import JsonOption, StoreOption, TrustOption, open_store
+from planfreeze.cli.completions import complete_plans
+from planfreeze.cli.options import JsonOption, QuietOption, StoreOption, TrustOption, open_store
 from planfreeze.cli.output import exit_codes, print_result
 
 if TYPE_CHECKING:
@@ -21,11 +22,17 @@ DAY_S = 86400.0
 def verify_command(
     store: StoreOption = None,
     plan: Annotated[
-        str | None, typer.Option("--plan", help="Check one frozen plan: name, root digest, or NAME@sha256:ROOT.")
+        str | None,
+        typer.Option(
+            "--plan",
+            autocompletion=complete_plans,
+            help="Check one frozen plan: name, root digest, or NAME@sha256:ROOT.",
+        ),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Build again what the plans here lack.")] = False,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Hash every entry again, follow every link, put damage aside.
 
@@ -34,6 +41,7 @@ def verify_command(
     from planfreeze import store_reports
     from planfreeze.cache.store import Store
     from planfreeze.errors import DamagedEntries
+    from planfreeze.progress import verify_progress
     from planfreeze.repairs import repair as repair_store
     from planfreeze.resolve import PlanReference, find_plan
     from planfreeze.settings import toolchain_cache
@@ -43,7 +51,7 @@ def verify_command(
         opened = open_store(store, writable=False, is_trusted=trust_store)
         wanted = find_plan(opened, PlanReference.parse(plan)) if plan is not None else None
         writable = open_for_repair(opened, is_required=repair)
-        with store_reports.verify_progress() as show:
+        with verify_progress(is_quiet=quiet) as show:
             found = verify(opened, wanted, on_entry=show)
             problems, repaired, left = found.problems, None, found.problems
             if problems and writable is not None:
@@ -78,7 +86,7 @@ def open_for_repair(opened: "ReadableStore", *, is_required: bool) -> "Store | N
         return None
 
 
-def ls_command(store: StoreOption = None, as_json: JsonOption = False) -> None:
+def ls_command(store: StoreOption = None, as_json: JsonOption = False, quiet: QuietOption = False) -> None:
     """List the frozen plans of a store or pack, their programs and sizes."""
     from planfreeze import store_reports
     from planfreeze.collection import take_census
@@ -98,14 +106,17 @@ def gc_command(
         float | None, typer.Option("--max-age", min=0.0, help="Remove what is older than so many days. Default: 1.")
     ] = None,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Remove what no frozen plan with a name needs."""
     from planfreeze import store_reports
     from planfreeze.collection import collect
+    from planfreeze.errors import StoreOverBudget
 
     with exit_codes():
+        opened = open_existing(store, writable=not dry_run)
         collected = collect(
-            open_existing(store, writable=not dry_run),
+            opened,
             max_age_s=None if max_age is None else max_age * DAY_S,
             max_bytes=max_bytes,
             is_dry_run=dry_run,
@@ -115,8 +126,7 @@ def gc_command(
             lambda: store_reports.collected_text(collected, is_dry_run=dry_run),
         )
         if collected.is_over_budget:
-            typer.echo("what named plans and the last hour's entries need is larger than --max-bytes", err=True)
-            raise typer.Exit(1)
+            raise StoreOverBudget(str(opened.path), collected.kept_bytes, max_bytes or 0)
 
 
 def open_existing(path: Path | None, *, writable: bool) -> "Store":

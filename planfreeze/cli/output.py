@@ -10,7 +10,7 @@ import typer
 
 from planfreeze.errors import OutputUnwritable, PlanfreezeError
 
-__all__ = ["exit_codes", "print_result"]
+__all__ = ["exit_codes", "print_note", "print_result"]
 
 INTERRUPTED = 130
 
@@ -26,6 +26,12 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted: what is published stays; the same command goes on from there", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def print_note(text: str, *, is_quiet: bool) -> None:
+    """Print on standard error what is good to know and no error, unless quiet was asked for."""
+    if not is_quiet:
+        typer.echo(text, err=True)
 
 
 def print_result(as_json: dict[str, Any] | None, show: Callable[[], object]) -> None:

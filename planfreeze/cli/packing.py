@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from planfreeze.cli.options import JsonOption, StoreOption, TrustOption, open_store
-from planfreeze.cli.output import exit_codes, print_result
+from planfreeze.cli.completions import complete_plans
+from planfreeze.cli.options import JsonOption, QuietOption, StoreOption, TrustOption, open_store
+from planfreeze.cli.output import exit_codes, print_note, print_result
 
 __all__ = ["pack_command", "unpack_command"]
 
@@ -14,7 +15,11 @@ __all__ = ["pack_command", "unpack_command"]
 def pack_command(
     plan: Annotated[
         list[str],
-        typer.Option("--plan", help="Frozen plan: name, root digest, or NAME@sha256:ROOT; several are allowed."),
+        typer.Option(
+            "--plan",
+            autocompletion=complete_plans,
+            help="Frozen plan: name, root digest, or NAME@sha256:ROOT; several are allowed.",
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write, such as ds41.pfz.")],
     store: StoreOption = None,
@@ -23,6 +28,7 @@ def pack_command(
     ] = None,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Write frozen plans and all their programs to one file."""
     from planfreeze import store_reports
@@ -39,11 +45,13 @@ def pack_command(
 def unpack_command(
     pack: Annotated[Path, typer.Argument(help="The pack.")],
     plan: Annotated[
-        list[str] | None, typer.Option("--plan", help="Frozen plan of the pack; default: all of them.")
+        list[str] | None,
+        typer.Option("--plan", autocompletion=complete_plans, help="Frozen plan of the pack; default: all of them."),
     ] = None,
     store: StoreOption = None,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Publish the plans of a pack in a store."""
     from planfreeze import store_reports
@@ -66,4 +74,4 @@ def unpack_command(
         )
         for unpacked in plans:
             if before[unpacked.name] not in (None, unpacked.root):
-                typer.echo(f"{unpacked.name} was {before[unpacked.name]}, which stays in the store", err=True)
+                print_note(f"{unpacked.name} was {before[unpacked.name]}, which stays in the store", is_quiet=quiet)

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from planfreeze.cli.options import JsonOption, StoreOption, TrustOption, open_store
+from planfreeze.cli.completions import complete_plans
+from planfreeze.cli.options import JsonOption, QuietOption, StoreOption, TrustOption, open_store
 from planfreeze.cli.output import exit_codes, print_result
 
 __all__ = ["diff_command", "record_command"]
@@ -18,6 +19,7 @@ def record_command(
         bool, typer.Option("--partial", help="Accept a recording that leaves out what cannot be named.")
     ] = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a command and write down every program it launches.
 
@@ -34,7 +36,9 @@ def record_command(
         recorded.write(output)
         print_result(reports.recording_json(recorded) if as_json else None, lambda: reports.recording_table(recorded))
         if status:
-            typer.echo(f"{command[0]} ended with status {status}; {output} holds what it used until then", err=True)
+            typer.echo(
+                f"error: {command[0]} ended with status {status}; {output} holds what it used until then", err=True
+            )
             raise typer.Exit(status)
         if recorded.refused and not partial:
             raise IncompleteRecording(str(output), tuple(f"{r.kernel}: {r.reason}" for r in recorded.refused))
@@ -43,11 +47,12 @@ def record_command(
 
 
 def diff_command(
-    plan: Annotated[str, typer.Argument(help="Frozen plan: name or root digest.")],
+    plan: Annotated[str, typer.Argument(autocompletion=complete_plans, help="Frozen plan: name or root digest.")],
     recording: Annotated[Path, typer.Argument(help="A recording.")],
     store: StoreOption = None,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Compare a plan with a recorded run.
 
@@ -55,6 +60,7 @@ def diff_command(
     """
     from planfreeze import reports
     from planfreeze.differences import compare_plan
+    from planfreeze.errors import PlanDiffers
     from planfreeze.recordings import read_recording
     from planfreeze.resolve import PlanReference, find_plan
 
@@ -65,4 +71,4 @@ def diff_command(
             reports.difference_json(difference) if as_json else None, lambda: reports.difference_text(difference)
         )
         if not difference.is_empty:
-            raise typer.Exit(1)
+            raise PlanDiffers(plan, str(recording), len(difference.unused), len(difference.unplanned))

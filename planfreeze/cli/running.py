@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planfreeze.cli.options import StoreOption, TrustOption, open_store
+from planfreeze.cli.completions import complete_modes, complete_plans
+from planfreeze.cli.options import QuietOption, StoreOption, TrustOption, open_store
 from planfreeze.cli.output import exit_codes
 from planfreeze.errors import OutputUnwritable, PlanfreezeError
 
@@ -20,14 +21,23 @@ __all__ = ["run_command"]
 
 def run_command(
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="The command and its arguments.")],
-    mode: Annotated[str, typer.Option("--mode", help="What an attempt to compile does: raise, warn, count.")] = "raise",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode", autocompletion=complete_modes, help="What an attempt to compile does: raise, warn, count."
+        ),
+    ] = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
     report: Annotated[Path | None, typer.Option("--report", help="Write a JSON object to this file.")] = None,
     plan: Annotated[
-        str | None, typer.Option("--plan", help="Frozen plan that compilers' own runtimes are served from.")
+        str | None,
+        typer.Option(
+            "--plan", autocompletion=complete_plans, help="Frozen plan that compilers' own runtimes are served from."
+        ),
     ] = None,
     store: StoreOption = None,
     trust_store: TrustOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run any command under the guard.
 
@@ -42,8 +52,10 @@ def run_command(
         if report is not None:
             write_report(report, None)  # an unwritable place is told now, not after hours
         service = None if plan is None else find_service(plan, store, is_trusted=trust_store)
-        run = run_guarded(command, mode=RUN_MODES[mode], on_proof=print_proof, service=service)
-        show_run(run, report, as_json=as_json)
+        run = run_guarded(
+            command, mode=RUN_MODES[mode], on_proof=(lambda proven: None) if quiet else print_proof, service=service
+        )
+        show_run(run, report, as_json=as_json, is_quiet=quiet)
         raise typer.Exit(run.status)
 
 
@@ -56,12 +68,12 @@ def find_service(plan: str, store: Path | None, *, is_trusted: bool) -> "Service
     return open_service(plan, opened.path, is_trusted=is_trusted or read_settings().is_store_trusted)
 
 
-def show_run(run: "Run", report: Path | None, *, as_json: bool) -> None:
+def show_run(run: "Run", report: Path | None, *, as_json: bool, is_quiet: bool) -> None:
     """Print and write what became of a run; a failure of that never hides that a compiler was reached."""
     from planfreeze.runs.reports import print_attempts, run_json, write_report
 
     try:
-        print_attempts(run)
+        print_attempts(run, is_quiet=is_quiet)
         if report is not None:
             write_report(report, run)
         if as_json:

@@ -75,6 +75,11 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
     @property
+    def problems(self) -> int:
+        """How many findings keep frozen serving from working here."""
+        return sum(finding.level == "problem" for finding in self.findings)
+
+    @property
     def status(self) -> int:
         """0 when frozen serving would work here; 6 when the machine lacks something and nothing else is wrong; 1."""
         codes = {finding.exit_code for finding in self.findings if finding.level == "problem"}

@@ -16,6 +16,7 @@ from planfreeze.errors import (
     shards,
     storing,
     tensors,
+    verdicts,
 )
 from planfreeze.errors.asked import *
 from planfreeze.errors.base import *
@@ -32,6 +33,7 @@ from planfreeze.errors.serving import *
 from planfreeze.errors.shards import *
 from planfreeze.errors.storing import *
 from planfreeze.errors.tensors import *
+from planfreeze.errors.verdicts import *
 
 __all__ = [
     *asked.__all__,
@@ -49,4 +51,5 @@ __all__ = [
     *shards.__all__,
     *storing.__all__,
     *tensors.__all__,
+    *verdicts.__all__,
 ]

@@ -72,15 +72,16 @@ class UnknownFamily(PlanfreezeError):
 
     exit_code = 3
 
-    def __init__(self, reference: str) -> None:
-        super().__init__(reference)
-        self.reference = reference
+    def __init__(self, reference: str, near: str | None = None) -> None:
+        super().__init__(reference, near)
+        self.reference, self.near = reference, near
 
     def __str__(self) -> str:
+        hint = f" Did you mean {self.near}?" if self.near else ""
         return (
-            f"{self.reference} is not a kernel family here. Its arguments and launch rules come from the module that "
-            f"defines it, and that has to be importable. Install its package, or put its folder on PYTHONPATH; a "
-            f"family that no entry point offers is named as module:attribute"
+            f"{self.reference} is not a kernel family here.{hint} Its arguments and launch rules come from the "
+            f"module that defines it, and that has to be importable. Install its package, or put its folder on "
+            f"PYTHONPATH; a family that no entry point offers is named as module:attribute"
         )
 
 

@@ -2,7 +2,7 @@
 
 from planfreeze.errors.base import PlanfreezeError
 
-__all__ = ["CommandMissing", "CommandNotExecutable", "ReportUnwritable", "StartNotWatched"]
+__all__ = ["CommandMissing", "CommandNotExecutable", "ReportUnwritable", "ServedLogFailed", "StartNotWatched"]
 
 
 class CommandMissing(PlanfreezeError):
@@ -47,6 +47,22 @@ class ReportUnwritable(PlanfreezeError):
         return (
             f"{self.path} cannot be written: {self.reason}. A run whose report is lost would have to be repeated. "
             f"Give another place: planfreeze run --report FILE -- CMD"
+        )
+
+
+class ServedLogFailed(PlanfreezeError):
+    """That a program was served cannot be written to the log of the run."""
+
+    exit_code = 6
+
+    def __init__(self, path: str, program: str, reason: str) -> None:
+        super().__init__(path, program, reason)
+        self.path, self.program, self.reason = path, program, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.program} is served, and {self.path} does not take a line: {self.reason}. The run's report would "
+            f"call it planned and not used. Make room there, or set PLANFREEZE_SERVE_LOG to a file that can be written"
         )
 
 

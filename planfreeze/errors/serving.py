@@ -28,14 +28,17 @@ class PlanMissing(PlanfreezeError):
 
     exit_code = 3
 
-    def __init__(self, name: str, store: str, command: str, known: tuple[str, ...] = ()) -> None:
-        super().__init__(name, store, command, known)
-        self.name, self.store, self.command, self.known = name, store, command, known
+    def __init__(
+        self, name: str, store: str, command: str, known: tuple[str, ...] = (), near: str | None = None
+    ) -> None:
+        super().__init__(name, store, command, known, near)
+        self.name, self.store, self.command, self.known, self.near = name, store, command, known, near
 
     def __str__(self) -> str:
+        hint = f" Did you mean {self.near}?" if self.near else ""
         there = f" It holds: {', '.join(self.known)}." if self.known else ""
         return (
-            f"{self.name} is not a frozen plan in {self.store}.{there} Only a frozen plan proves which programs "
+            f"{self.name} is not a frozen plan in {self.store}.{hint}{there} Only a frozen plan proves which programs "
             f"exist. Run: {self.command}"
         )
 

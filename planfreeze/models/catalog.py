@@ -1,6 +1,5 @@
 """Where models come from: the catalog in this package, a TOML file, a Hugging Face configuration."""
 
-import difflib
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -10,18 +9,24 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from planfreeze.entry_points import MODELS, find_entry_point
+from planfreeze.entry_points import MODELS, find_entry_point, list_entry_points
 from planfreeze.errors import BrokenEntryPoint, MalformedModelFile, UnknownModel
 from planfreeze.models.huggingface import read_huggingface
 from planfreeze.models.model import Model, check_model, model_name
+from planfreeze.spellings import nearest_spelling
 
-__all__ = ["catalog_names", "load_model"]
+__all__ = ["catalog_names", "load_model", "model_names"]
 
 
 def catalog_names() -> tuple[str, ...]:
     """Return the names of the models that come with planfreeze, sorted."""
     entries = (entry.name for entry in files("planfreeze.models").iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in entries if name.endswith(".toml")))
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of all models here, of the catalog and of installed packages, sorted."""
+    return tuple(sorted({*catalog_names(), *list_entry_points(MODELS)}))
 
 
 def load_model(source: str) -> Model:
@@ -54,14 +59,13 @@ def load_model(source: str) -> Model:
     >>> load_model("ds41").hidden
     5120
     """
-    names = catalog_names()
-    if source in names:
+    if source in catalog_names():
         text = (files("planfreeze.models") / f"{source}.toml").read_text(encoding="utf-8")
         return check_model(tomllib.loads(text), path=f"{source}.toml", name=source)
     offered = find_entry_point(MODELS, source)
     if offered is not None:
         return load_offered(source, offered)
-    return read_model(source, names)
+    return read_model(source)
 
 
 def load_offered(name: str, value: str) -> Model:
@@ -73,13 +77,13 @@ def load_offered(name: str, value: str) -> Model:
     except Exception as error:  # the package that declares it may raise anything
         raise BrokenEntryPoint(MODELS, name, value, repr(error)) from error
     if isinstance(found, (str, Path)):
-        return replace(read_model(str(found), ()), name=name)
+        return replace(read_model(str(found)), name=name)
     if not isinstance(found, Model):
         raise BrokenEntryPoint(MODELS, name, value, f"it gives a {type(found).__name__}, not a model")
     return found
 
 
-def read_model(source: str, names: tuple[str, ...]) -> Model:
+def read_model(source: str) -> Model:
     """Read a model from a file, or say which names there are."""
     path = Path(source)
     try:
@@ -88,8 +92,8 @@ def read_model(source: str, names: tuple[str, ...]) -> Model:
     except OSError:  # such as a name longer than the file system takes
         is_file = False
     if not is_file:
-        near = next(iter(difflib.get_close_matches(source, names, 1)), None)
-        raise UnknownModel(source, names, near)
+        names = model_names()
+        raise UnknownModel(source, names, nearest_spelling(source, names))
     if path.suffix == ".toml":
         return check_model(parse_file(path, "TOML", tomllib.loads), path=str(path), name=model_name(path.stem))
     if path.suffix == ".json":

@@ -1,6 +1,5 @@
 """The model value, and the checks every description of one has to pass."""
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from planfreeze.errors import (
     UnknownModelField,
     UnsupportedActivation,
 )
+from planfreeze.spellings import nearest_spelling
 from planfreeze.target import target
 
 __all__ = ["ID_TYPES", "MAX_COUNT", "IdType", "Model", "WeightFormat", "check_model", "model_name"]
@@ -155,7 +155,7 @@ def check_fields(fields: Mapping[str, Any], path: str) -> None:
     """Refuse unknown and missing fields, and values of another type."""
     for field in fields:
         if field not in FIELDS:
-            near = next(iter(difflib.get_close_matches(field, FIELDS, 1)), None)
+            near = nearest_spelling(field, FIELDS)
             raise UnknownModelField(path, field, tuple(FIELDS), near)
     for field in REQUIRED:
         if field not in fields:

@@ -1,6 +1,5 @@
 """What a plan is asked for besides its model, architecture and ranks; fixed when the plan is declared."""
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 from planfreeze.errors import InvalidCapacity, InvalidInlineLimit, UnknownArm, UnknownIdType
 from planfreeze.models.model import ID_TYPES, MAX_COUNT, IdType, Model
 from planfreeze.settings import Settings
+from planfreeze.spellings import nearest_spelling
 
 __all__ = ["ARMS", "Arm", "PlanOptions", "parse_options"]
 
@@ -147,7 +147,7 @@ def merge_arms(arms: Iterable[str]) -> tuple[Arm, ...]:
     named = tuple(arms)
     for arm in named or ("",):
         if arm not in ARMS:
-            raise UnknownArm(arm, (*ARMS, "all"), nearest(arm, ARMS))
+            raise UnknownArm(arm, (*ARMS, "all"), nearest_spelling(arm, ARMS))
     return tuple(arm for arm in ARMS if arm in named)
 
 
@@ -155,10 +155,5 @@ def merge_id_types(id_types: Iterable[str]) -> tuple[IdType, ...]:
     named = tuple(id_types)
     for id_type in named or ("",):
         if id_type not in ID_TYPES:
-            raise UnknownIdType(id_type, ID_TYPES, nearest(id_type, ID_TYPES))
+            raise UnknownIdType(id_type, ID_TYPES, nearest_spelling(id_type, ID_TYPES))
     return tuple(id_type for id_type in ID_TYPES if id_type in named)
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name closest to a mistyped one, if any is close."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)

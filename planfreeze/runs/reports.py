@@ -25,11 +25,14 @@ def print_proof(proven: Mapping[str, str]) -> None:
     sys.stderr.flush()
 
 
-def print_attempts(run: Run) -> None:
-    """Print on standard error what a run was served, and what it tried to compile; nowhere, where it is closed."""
-    if sys.stderr is None:
+def print_attempts(run: Run, *, is_quiet: bool = False) -> None:
+    """Print on standard error what a run was served, and what it tried to compile; nowhere, where it is closed.
+
+    When quiet, only what it tried to compile.
+    """
+    if sys.stderr is None or (is_quiet and not run.attempts):
         return
-    if run.programs:
+    if run.programs and not is_quiet:
         unused = [name for name, is_used in run.programs.items() if not is_used]
         sys.stderr.write(f"planfreeze: {len(run.programs) - len(unused)} of {len(run.programs)} programs were served\n")
         sys.stderr.writelines(f"planfreeze: planned and not used: {name}\n" for name in unused)
@@ -41,6 +44,10 @@ def print_attempts(run: Run) -> None:
         f"planfreeze: a compiler was reached {times} times; the command's own status {run.command_status}\n"
     )
     print_table("", HEADS, attempt_rows(run.attempts), stream=sys.stderr, pipe_columns=LOG_COLUMNS)
+    sys.stderr.write(
+        "planfreeze: serving would have stopped there. To plan what the command launches, "
+        "run: planfreeze record -o kernels.json -- COMMAND\n"
+    )
 
 
 def attempt_rows(attempts: Sequence[CountedAttempt]) -> list[tuple[str, ...]]:

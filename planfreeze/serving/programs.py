@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from planfreeze.cache.readable import open_readable
+from planfreeze.errors import ServedLogFailed
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
 from planfreeze.settings import read_settings
@@ -102,10 +103,20 @@ def open_service(reference: str, store: Path, *, is_trusted: bool = False) -> Se
 
 
 def note_served(served: ServedPlan, program: ResolvedProgram) -> None:
-    """Add a program to the log of the run, where there is one."""
-    if served.log is not None:
-        entry = {"pid": os.getpid(), "payload": program.payload.digest}
+    """Add a program to the log of the run, where there is one.
+
+    Raises
+    ------
+    ServedLogFailed
+        The log does not take it.
+    """
+    if served.log is None:
+        return
+    entry = {"pid": os.getpid(), "payload": program.payload.digest}
+    try:
         append_lines(served.log, json.dumps(entry).encode() + b"\n")
+    except OSError as error:
+        raise ServedLogFailed(str(served.log), program.name, str(error)) from error
 
 
 def read_served(log: Path) -> frozenset[str]:
