@@ -30,7 +30,7 @@ LAYERS = (
         "toolchain",
         "entry_points",
     ),
-    ("target", "payload", "family", "constants"),
+    ("target", "payload", "family", "constants", "occupancy", "notes"),
     ("declared", "declarations"),
     ("recorded",),
     ("key", "record", "inspection"),
@@ -38,6 +38,7 @@ LAYERS = (
     ("plans",),
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "holdings", "recordings", "tuning"),
+    ("facts",),
     ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
     ("plan_sources",),
     ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
@@ -45,7 +46,7 @@ LAYERS = (
     ("serving", "differences"),
     ("recorders",),
     ("inheritance", "startup"),
-    ("process_session", "reports", "store_reports", "runs", "doctor"),
+    ("process_session", "reports", "program_reports", "store_reports", "runs", "doctor"),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
