@@ -30,6 +30,8 @@ class ProgramFacts:
         Key of its inputs, and sha256 of its record.
     record : ProgramRecord
         What the store keeps: family, architecture, launch facts, resources read from the cubin.
+    family_name : str
+        The family as payloads name it.
     fields : tuple of (str, Field)
         Fields of the payload; of a program outside of plans those that have no default value.
     size_bytes : int
@@ -43,15 +45,11 @@ class ProgramFacts:
     key: str
     record_digest: str
     record: ProgramRecord
+    family_name: str
     fields: tuple[tuple[str, Field], ...]
     size_bytes: int
     tools: str | None
     note: Note
-
-    @property
-    def family_name(self) -> str:
-        """The family without its module."""
-        return self.record.family.rpartition(":")[2]
 
     @property
     def variant(self) -> str:
@@ -142,19 +140,21 @@ def stored_facts(key: str, store: ReadableStore, *, fields: Sequence[tuple[str, 
     encoded = store.get_record(key)
     record = ProgramRecord.decode(encoded)
     cubin = store.get_blob(record.blob)
+    family_name, stated = read_payload(record)
     return ProgramFacts(
         key=key,
         record_digest=digest_of(encoded),
         record=record,
-        fields=tuple(stated_fields(record) if fields is None else fields),
+        family_name=family_name,
+        fields=stated if fields is None else tuple(fields),
         size_bytes=len(cubin),
         tools=find_tools(cubin),
         note=read_note(key, store),
     )
 
 
-def stated_fields(record: ProgramRecord) -> tuple[tuple[str, Field], ...]:
-    """Return the fields that a record's payload states.
+def read_payload(record: ProgramRecord) -> tuple[str, tuple[tuple[str, Field], ...]]:
+    """Return the family's name and the fields that a record's payload states.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def stated_fields(record: ProgramRecord) -> tuple[tuple[str, Field], ...]:
         It holds no payload.
     """
     try:
-        _, stated = decode_msgpack(record.payload)
-        return tuple((str(name), value) for name, value in stated)
+        family_name, stated = decode_msgpack(record.payload)
+        return str(family_name), tuple((str(name), value) for name, value in stated)
     except (ValueError, TypeError) as error:
         raise DamagedRecord(f"its payload cannot be read: {error}") from error

@@ -65,14 +65,14 @@ def facts_of(built) -> dict[str, ProgramFacts]:
 
 def test_facts_are_what_the_build_made(built):
     for outcome in built.report.outcomes:
-        found = facts_of(built)[outcome.program.family.reference.rpartition(":")[2]]
+        found = facts_of(built)[outcome.program.payload.family_name]
         assert (found.key, found.record, found.record_digest) == (
             outcome.program.key.digest,
             outcome.record,
             outcome.record_digest,
         )
         assert found.payload_digest == outcome.program.payload.digest
-        assert found.name.partition("(")[2] == outcome.program.name.partition("(")[2]
+        assert found.name == outcome.program.name
         assert found.size_bytes == outcome.size_bytes == len(built.store.get_blob(found.record.blob))
         assert found.threads == math.prod(outcome.record.launch.block) and found.resident_ctas >= 1
         assert 0 < found.occupancy <= 1
@@ -80,11 +80,11 @@ def test_facts_are_what_the_build_made(built):
 
 def test_provenance_holds_every_label_and_what_the_assembler_said(built):
     for outcome in built.report.outcomes:
-        note = facts_of(built)[outcome.program.family.reference.rpartition(":")[2]].note
+        note = facts_of(built)[outcome.program.payload.family_name].note
         assert list(note.labels) == [label for label, _ in outcome.program.key.parts]
         assert note.labels["arch"] == "sm_90a" and note.labels["toolchain"] == note.toolchain
         assert note.worker > 0 and note.started_s > 1e9 and note.seconds > 0
-    assert "Used" in facts_of(built)["add"].note.log and facts_of(built)["copy"].note.log == ""
+    assert "Used" in facts_of(built)["toys_add"].note.log and facts_of(built)["toys_copy"].note.log == ""
 
 
 def test_a_program_of_a_pack_has_all_facts_but_provenance(built, tmp_path):
@@ -96,7 +96,7 @@ def test_a_program_of_a_pack_has_all_facts_but_provenance(built, tmp_path):
 
 
 def test_a_program_outside_of_plans_is_named_by_what_its_record_states(built):
-    found = facts_of(built)["add"]
+    found = facts_of(built)["toys_add"]
     alone = stored_facts(found.key, built.store)
     assert alone == replace(found, fields=(("block", 64),))
 
@@ -117,7 +117,7 @@ def test_spills_are_those_of_a_program_and_what_it_calls():
 
 
 def test_spills_are_unknown_where_there_is_local_memory_and_no_log(built):
-    found = facts_of(built)["copy"]
+    found = facts_of(built)["toys_copy"]
     with_stack = replace(found, record=replace(found.record, stack_bytes=16))
     assert found.spills == Spills(0, 0) and with_stack.spills is None
     logged = replace(with_stack, note=Note(log=LOG))
@@ -129,7 +129,7 @@ def test_spills_are_unknown_where_there_is_local_memory_and_no_log(built):
 
 
 def test_shared_memory_that_the_system_reserves_is_told_apart(built):
-    found = facts_of(built)["copy"]
+    found = facts_of(built)["toys_copy"]
     shared = replace(found.record, static_shared_bytes=1024 + 256, launch=LaunchInfo(block=(64, 1, 1), shared_bytes=64))
     used = replace(found, record=shared)
     assert (used.static_shared_bytes, used.dynamic_shared_bytes, used.reserved_shared_bytes) == (256, 64, 1024)
@@ -137,7 +137,7 @@ def test_shared_memory_that_the_system_reserves_is_told_apart(built):
 
 
 def test_nothing_is_said_of_blocks_that_a_compilers_own_host_code_launches(built):
-    found = facts_of(built)["copy"]
+    found = facts_of(built)["toys_copy"]
     launched = replace(found, record=replace(found.record, launch=LaunchInfo(block=(0, 0, 0))))
     assert (launched.threads, launched.resident_ctas, launched.occupancy) == (None, None, None)
 

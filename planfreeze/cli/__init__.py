@@ -10,6 +10,7 @@ import typer
 from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
 from planfreeze.cli.diagnosing import doctor_command
+from planfreeze.cli.inspecting import show_command
 from planfreeze.cli.keeping import gc_command, ls_command, verify_command
 from planfreeze.cli.packing import pack_command, unpack_command
 from planfreeze.cli.recording import diff_command, record_command
@@ -31,6 +32,11 @@ EXAMPLES = {
         "replay --plan kernels.json --store store",
     ),
     "explain": ("explain topk_sum hidden=5120 top_k=6 --arch sm_90a --store store",),
+    "show": (
+        "show split_fc1 tile_m=8 --plan ds41-tp4-sm_90a --store store",
+        "show 3f9a0c1d77e2 --sass --store store",
+        "show --pack ds41.pfz",
+    ),
     "record": (
         "record -o kernels.json -- python run.py",
         "build --plan kernels.json --store store",
@@ -65,6 +71,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "build": build_command,
     "replay": replay_command,
     "explain": explain_command,
+    "show": show_command,
     "verify": verify_command,
     "pack": pack_command,
     "unpack": unpack_command,

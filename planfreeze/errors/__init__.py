@@ -8,6 +8,7 @@ from planfreeze.errors import (
     families,
     guarding,
     host_objects,
+    inspecting,
     models,
     packing,
     recording,
@@ -24,6 +25,7 @@ from planfreeze.errors.checkpoints import *
 from planfreeze.errors.families import *
 from planfreeze.errors.guarding import *
 from planfreeze.errors.host_objects import *
+from planfreeze.errors.inspecting import *
 from planfreeze.errors.models import *
 from planfreeze.errors.packing import *
 from planfreeze.errors.recording import *
@@ -41,6 +43,7 @@ __all__ = [
     *families.__all__,
     *guarding.__all__,
     *host_objects.__all__,
+    *inspecting.__all__,
     *models.__all__,
     *packing.__all__,
     *recording.__all__,

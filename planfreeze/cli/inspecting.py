@@ -1,0 +1,53 @@
+"""Commands that look at single programs: show them, compare them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planfreeze.cli.options import JsonOption, StoreOption, TrustOption, open_store
+from planfreeze.cli.output import exit_codes, print_result
+
+__all__ = ["show_command"]
+
+
+def show_command(
+    program: Annotated[
+        str | None,
+        typer.Argument(help="Key, digest of a payload or cubin, or its first eight digits; or a family. Default: all."),
+    ] = None,
+    fields: Annotated[list[str] | None, typer.Argument(help="Payload fields as NAME=VALUE.")] = None,
+    plan: Annotated[
+        list[str] | None, typer.Option("--plan", help="Frozen plan to look in: name or root digest. Default: all.")
+    ] = None,
+    store: StoreOption = None,
+    pack: Annotated[Path | None, typer.Option("--pack", help="Look in a pack in place of a store.")] = None,
+    sass: Annotated[bool, typer.Option("--sass", help="Also print the machine code; needs nvdisasm.")] = False,
+    trust_store: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show programs: resources, residence on an SM, spills, key, provenance, machine code.
+
+    Status 3 if no program is the one that was asked for.
+    """
+    from planfreeze import program_reports
+    from planfreeze.disassembly import disassemble
+    from planfreeze.resolve import find_plans
+    from planfreeze.selection import plan_programs, select_programs
+
+    with exit_codes():
+        if pack and store:
+            raise typer.BadParameter("give either --store or --pack")
+        opened = open_store(pack or store, writable=False, is_trusted=trust_store)
+        plans = find_plans(opened, plan)
+        if program is None:
+            programs = plan_programs(plans, opened)
+        else:
+            programs = select_programs(program, fields or (), plans, opened)
+        codes = {facts.key: disassemble(facts.name, opened.get_blob(facts.record.blob)) for facts in programs if sass}
+        if as_json:
+            print_result(program_reports.programs_json(programs, codes), lambda: None)
+        elif program is None and not sass:
+            print_result(None, lambda: program_reports.facts_table(programs))
+        else:
+            print_result(None, lambda: program_reports.facts_text(programs, codes))
