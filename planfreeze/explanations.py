@@ -29,7 +29,16 @@ from planfreeze.sources import read_sources
 from planfreeze.target import Target
 from planfreeze.toolchain import find_toolchain
 
-__all__ = ["Explanation", "Nearest", "describe_nearest", "explain", "find_family", "find_nearest", "stored_payloads"]
+__all__ = [
+    "Explanation",
+    "Nearest",
+    "describe_nearest",
+    "explain",
+    "find_family",
+    "find_nearest",
+    "is_family",
+    "stored_payloads",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,12 @@ def find_family(name: str) -> Family:
         return load_family(offered)
     except Exception as error:  # the package that declares it may raise anything
         raise BrokenEntryPoint(FAMILIES, name, offered, str(error)) from error
+
+
+def is_family(name: str) -> bool:
+    """Tell whether a name is that of a family that ships or that an entry point offers; loads none."""
+    ships = any(module.endswith(f".{name}") for module in family_modules())
+    return ships or find_entry_point(FAMILIES, name) is not None
 
 
 def family_modules() -> Iterator[str]:

@@ -4,12 +4,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planfreeze.reports import print_table
+from planfreeze.reports import print_table, variant
 
 if TYPE_CHECKING:
+    from planfreeze.explanations import Explanation
     from planfreeze.facts import ProgramFacts
 
-__all__ = ["facts_json", "facts_table", "facts_text", "programs_json"]
+__all__ = ["explanation_json", "explanation_text", "facts_json", "facts_table", "facts_text", "programs_json"]
 
 UNKNOWN = "unknown"
 
@@ -133,3 +134,31 @@ def spell_residence(facts: "ProgramFacts") -> str:
     if facts.resident_ctas is None or facts.occupancy is None:
         return UNKNOWN
     return f"{facts.resident_ctas} per SM, {facts.occupancy:.0%} of its warps"
+
+
+def explanation_json(explained: Sequence["Explanation"]) -> dict[str, Any]:
+    """Return explanations."""
+    return {
+        "programs": [
+            {
+                "family": found.payload.family_name,
+                "payload": found.payload.to_fields(),
+                "digest": found.payload.digest,
+                "target": found.arch,
+                "key": found.key,
+                "labels": dict(found.labels),
+                "stored": found.is_stored,
+                "nearest": found.nearest,
+            }
+            for found in explained
+        ]
+    }
+
+
+def explanation_text(explained: Sequence["Explanation"]) -> None:
+    """Print explanations."""
+    for found in explained:
+        title = f"{found.payload.family_name}({variant(found.payload.spell_fields())}) for {found.arch}"
+        print_table(title, ("label", "value"), found.labels)
+        state = "stored" if found.is_stored else f"not stored. {found.nearest}"
+        sys.stdout.write(f"payload {found.payload.digest}\nkey {found.key or 'unknown'}\n{state}\n")

@@ -17,7 +17,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition", "search_path", "shared_logs", "uses"),
+    ("errors", "settings", "budgets", "exposition", "search_path", "shared_logs", "uses"),
     (
         "cache",
         "decoding",
@@ -42,7 +42,7 @@ LAYERS = (
     ("selection",),
     ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
     ("plan_sources",),
-    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
+    ("nearest", "statistics", "outcomes", "slots", "excesses", "builds", "sessions", "replays"),
     ("packs", "collection", "repairs"),
     ("serving", "differences"),
     ("recorders",),

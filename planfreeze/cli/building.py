@@ -65,19 +65,33 @@ def build_command(
     plan: RecordingOption = None,
     source_root: RootsOption = None,
     store: StoreOption = None,
+    max_registers: Annotated[
+        int | None, typer.Option("--max-registers", min=1, help="Most registers a thread of any program may have.")
+    ] = None,
+    no_spills: Annotated[bool, typer.Option("--no-spills", help="Take no program that spills registers.")] = False,
+    min_ctas_per_sm: Annotated[
+        int | None, typer.Option("--min-ctas-per-sm", min=1, help="Fewest CTAs of any program an SM has room for.")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Compile processes; 0: one per core.")] = 0,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile what is missing, publish it, and freeze the plan."""
+    """Compile what is missing, publish it, and freeze the plan.
+
+    Status 1 if a program fails or exceeds a budget; nothing is frozen in the latter case.
+    """
     import os
+    from dataclasses import replace
 
     from planfreeze import reports
+    from planfreeze.budgets import Budget
     from planfreeze.builds import build_plans
     from planfreeze.settings import toolchain_cache
 
     with exit_codes():
         plans = declare_plans(model, tp, arch, capacity, arms, inline_limit, ids, family, plan, source_root)
+        budget = Budget(max_registers=max_registers, no_spills=no_spills, min_ctas_per_sm=min_ctas_per_sm)
+        plans = tuple(replace(wanted, budgets=(*wanted.budgets, budget)) for wanted in plans)
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(wanted.payloads) for wanted in plans)
@@ -102,5 +116,7 @@ def build_command(
                 typer.echo(f"{name} was compiled twice, at first: {outcome.earlier}", err=True)
             if outcome.status == "failed":
                 typer.echo(f"error: {name}: {outcome.reason}", err=True)
-        if report.count("failed"):
+        for excess in report.excesses:
+            typer.echo(f"error: {excess}", err=True)
+        if report.count("failed") or report.excesses:
             raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from planfreeze.errors.base import PlanfreezeError
 
-__all__ = ["BudgetExceeded", "DisassemblerMissing", "DisassemblyFailed", "ProgramMissing"]
+__all__ = ["BudgetExceeded", "DisassemblerMissing", "DisassemblyFailed", "ProgramMissing", "UnknownBudgetFamily"]
 
 
 class ProgramMissing(PlanfreezeError):
@@ -64,7 +64,22 @@ class BudgetExceeded(PlanfreezeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.program} ({self.arch}) exceeds its budget: {self.budget} is {self.value}, declared {self.limit}. "
-            f"A plan with such a program is not frozen. Change the kernel or the budget, after a look at: "
-            f"planfreeze show"
+            f"{self.program} ({self.arch}) exceeds its budget {self.budget}: it has {self.value}, and {self.limit} is "
+            f"declared. No plan is frozen by a build that finds such a program. Change the kernel or the budget"
+        )
+
+
+class UnknownBudgetFamily(PlanfreezeError):
+    """A budget is declared for a family that is not known."""
+
+    exit_code = 2
+
+    def __init__(self, family: str, plan: str, planned: tuple[str, ...]) -> None:
+        super().__init__(family, plan, planned)
+        self.family, self.plan, self.planned = family, plan, planned
+
+    def __str__(self) -> str:
+        return (
+            f"a budget of {self.plan} is for {self.family}, which is no family here. It would limit nothing. Correct "
+            f"the name; the plan has programs of: {', '.join(self.planned)}"
         )
