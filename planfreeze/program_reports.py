@@ -48,8 +48,8 @@ def facts_json(facts: "ProgramFacts") -> dict[str, Any]:
         "threads": facts.threads,
         "resident_ctas": facts.resident_ctas,
         "occupancy": facts.occupancy,
-        "spill_store_bytes": spills and spills.store_bytes,
-        "spill_load_bytes": spills and spills.load_bytes,
+        "spill_store_bytes": None if spills is None else spills.store_bytes,
+        "spill_load_bytes": None if spills is None else spills.load_bytes,
         "tools": facts.tools,
         "provenance": {
             "toolchain": note.toolchain or None,

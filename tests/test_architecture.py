@@ -39,7 +39,7 @@ LAYERS = (
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "holdings", "recordings", "tuning"),
     ("facts", "disassembly"),
-    ("selection",),
+    ("selection", "comparison"),
     ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
     ("plan_sources",),
     ("nearest", "statistics", "outcomes", "slots", "excesses", "builds", "sessions", "replays"),
@@ -47,7 +47,7 @@ LAYERS = (
     ("serving", "differences"),
     ("recorders",),
     ("inheritance", "startup"),
-    ("process_session", "reports", "program_reports", "store_reports", "runs", "doctor"),
+    ("process_session", "reports", "program_reports", "comparison_reports", "store_reports", "runs", "doctor"),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -10,7 +10,7 @@ import typer
 from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
 from planfreeze.cli.diagnosing import doctor_command
-from planfreeze.cli.inspecting import show_command
+from planfreeze.cli.inspecting import compare_command, show_command
 from planfreeze.cli.keeping import gc_command, ls_command, verify_command
 from planfreeze.cli.packing import pack_command, unpack_command
 from planfreeze.cli.recording import diff_command, record_command
@@ -21,7 +21,7 @@ __all__ = ["app", "main"]
 # What to type, shown at the end of each command's help.
 EXAMPLES = {
     "plan": ("plan --model ds41 --tp 4", "plan --family mykernels.add:add", "plan --plan kernels.json"),
-    "diff": ("plan diff kernels-sm_90a later.json --store store",),
+    "plan diff": ("plan diff kernels-sm_90a later.json --store store",),
     "build": (
         "build --model ds41 --tp 4 --arch sm_90a --store store",
         "build --family mykernels.add:add --arch sm_90a --store store",
@@ -36,6 +36,11 @@ EXAMPLES = {
         "show split_fc1 tile_m=8 --plan ds41-tp4-sm_90a --store store",
         "show 3f9a0c1d77e2 --sass --store store",
         "show --pack ds41.pfz",
+    ),
+    "diff": (
+        "diff before after",
+        "diff ds41-tp4-sm_90a@before.pfz ds41-tp4-sm_90a --store store",
+        "diff kernels-sm_90a@sha256:ROOT kernels-sm_90a --store store",
     ),
     "record": (
         "record -o kernels.json -- python run.py",
@@ -65,13 +70,14 @@ app = typer.Typer(
 )
 plans = typer.Typer(rich_markup_mode=None)
 plans.callback(invoke_without_command=True, epilog=show_examples("plan"))(plan_command)
-plans.command("diff", epilog=show_examples("diff"))(diff_command)
+plans.command("diff", epilog=show_examples("plan diff"))(diff_command)
 app.add_typer(plans, name="plan")
 COMMANDS: dict[str, Callable[..., None]] = {
     "build": build_command,
     "replay": replay_command,
     "explain": explain_command,
     "show": show_command,
+    "diff": compare_command,
     "verify": verify_command,
     "pack": pack_command,
     "unpack": unpack_command,

@@ -1,14 +1,17 @@
 """Commands that look at single programs: show them, compare them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planfreeze.cli.options import JsonOption, StoreOption, TrustOption, open_store
 from planfreeze.cli.output import exit_codes, print_result
 
-__all__ = ["show_command"]
+if TYPE_CHECKING:
+    from planfreeze.comparison import Side
+
+__all__ = ["compare_command", "show_command"]
 
 
 def show_command(
@@ -51,3 +54,44 @@ def show_command(
             print_result(None, lambda: program_reports.facts_table(programs))
         else:
             print_result(None, lambda: program_reports.facts_text(programs, codes))
+
+
+def compare_command(
+    before: Annotated[str, typer.Argument(metavar="A", help="A store, a pack, a frozen plan, or PLAN@STORE.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="What to compare it with, named alike.")],
+    store: StoreOption = None,
+    trust_store: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the programs of stores, packs and frozen plans.
+
+    Says of each whether code, resources or only its key changed, and why. Status 1 if there is any difference.
+    """
+    from planfreeze import comparison_reports
+    from planfreeze.comparison import compare
+
+    with exit_codes():
+        found = compare(
+            open_side(before, store, is_trusted=trust_store), open_side(after, store, is_trusted=trust_store)
+        )
+        print_result(
+            comparison_reports.comparison_json(found) if as_json else None,
+            lambda: comparison_reports.comparison_text(found),
+        )
+        if not found.is_empty:
+            raise typer.Exit(1)
+
+
+def open_side(text: str, store: Path | None, *, is_trusted: bool) -> "Side":
+    """Open what one side of a comparison names: a path with all its plans, a plan at a path, a plan of the store."""
+    from planfreeze.comparison import Side
+    from planfreeze.resolve import find_plans
+
+    if Path(text).exists():
+        opened = open_store(Path(text), writable=False, is_trusted=is_trusted)
+        return Side(store=opened, plans=find_plans(opened, None))
+    plan, _, place = text.rpartition("@")
+    if not plan or place.startswith("sha256:"):
+        plan, place = text, ""
+    opened = open_store(Path(place) if place else store, writable=False, is_trusted=is_trusted)
+    return Side(store=opened, plans=find_plans(opened, [plan]))
