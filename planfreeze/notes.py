@@ -12,7 +12,8 @@ from planfreeze.cache.store import Store
 __all__ = ["Note", "Spills", "find_spills", "read_note", "select_assembler_lines"]
 
 # Blackwell's assembler, which Triton 3.9 takes for every architecture, names itself ptxas-blackwell.
-ASSEMBLER_LINE = re.compile(r"^(?:ptxas[\w-]* (?:info|warning)|[ \t]+\d+ bytes ).*$", re.MULTILINE)
+# The CuTe DSL 4.8 indents what it passes on, and begins each line with "ptxas".
+ASSEMBLER_LINE = re.compile(r"^[ \t]*((?:ptxas[\w-]* +(?:info|warning|\.) |\d+ bytes ).*)$", re.MULTILINE)
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -99,7 +100,7 @@ def read_note(key: str, store: ReadableStore) -> Note:
 
 def select_assembler_lines(output: str) -> str:
     """Return what ptxas said of a program, out of all that a compile process printed."""
-    return "\n".join(found.group().rstrip() for found in ASSEMBLER_LINE.finditer(output))
+    return "\n".join(line.rstrip() for line in ASSEMBLER_LINE.findall(output))
 
 
 def find_spills(log: str) -> Spills | None:

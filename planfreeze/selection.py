@@ -1,18 +1,18 @@
-"""Selection: the programs of frozen plans that a person names."""
+"""Selection: the programs of plans and stores that a person names."""
 
+import contextlib
 import difflib
 import re
 from collections.abc import Sequence
 
-from planfreeze.cache.digest import is_digest
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.constants import spell_field
-from planfreeze.errors import InvalidPayload, ProgramMissing
+from planfreeze.errors import DamagedEntry, DamagedRecord, InvalidPayload, MissingEntry, ProgramMissing
 from planfreeze.facts import ProgramFacts, planned_facts, stored_facts
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.payload import Field
 
-__all__ = ["plan_programs", "select_programs"]
+__all__ = ["plan_programs", "select_programs", "unplanned_programs"]
 
 # Eight digits tell a few thousand programs apart; a shorter text may be the name of a family.
 DIGEST_START = re.compile(r"[0-9a-f]{8,64}")
@@ -31,16 +31,33 @@ def plan_programs(plans: Sequence[FrozenPlan], store: ReadableStore) -> tuple[Pr
     return tuple(found.values())
 
 
+def unplanned_programs(plans: Sequence[FrozenPlan], store: ReadableStore) -> tuple[ProgramFacts, ...]:
+    """Return the facts of the programs of a store that no plan holds; damaged ones are passed over.
+
+    Reads every record that is not planned. A build that froze nothing leaves such programs, and one that was turned to
+    another plan.
+    """
+    planned = {entry.key for plan in plans for entry in plan.entries}
+    found = []
+    for entry in store.entries("record"):
+        if entry.name not in planned:
+            with contextlib.suppress(MissingEntry, DamagedEntry, DamagedRecord):
+                found.append(stored_facts(entry.name, store))
+    return tuple(sorted(found, key=lambda facts: (facts.record.arch, facts.name, facts.key)))
+
+
 def select_programs(
-    asked: str, stated: Sequence[str], plans: Sequence[FrozenPlan], store: ReadableStore
+    asked: str, stated: Sequence[str], plans: Sequence[FrozenPlan], store: ReadableStore, *, is_planned: bool = False
 ) -> tuple[ProgramFacts, ...]:
-    """Return the planned programs that a text names.
+    """Return the programs that a text names, those of plans if there are any.
 
     Parameters
     ----------
     asked : str
         The key, the digest of the payload or of the cubin, or how one of these begins; the family; or the whole
-        program as reports write it. A whole key also names a program that no plan holds.
+        program as reports write it.
+    is_planned : bool
+        Look at the programs of plans alone.
     stated : sequence of str
         NAME=VALUE texts that a program's fields have to agree with.
 
@@ -50,16 +67,17 @@ def select_programs(
         There is none; names those that are near.
     InvalidPayload
         A text is not NAME=VALUE.
-    MissingPrograms, DamagedPrograms, DamagedEntry, DamagedRecord
-        A program cannot be read.
+    MissingPrograms, DamagedPrograms
+        A plan lacks programs.
     """
-    programs = plan_programs(plans, store)
     wanted = tuple(parse_field(asked, text) for text in stated)
-    if found := tuple(facts for facts in programs if is_named(facts, asked) and has_fields(facts, wanted)):
-        return found
-    if is_digest(asked) and not wanted and store.has_entry("record", asked):
-        return (stored_facts(asked, store),)
-    raise ProgramMissing(" ".join((asked, *stated)), str(store.path), len(programs), find_near(asked, programs))
+    looked_at: tuple[ProgramFacts, ...] = ()
+    for read in (plan_programs, unplanned_programs)[: 1 if is_planned else 2]:
+        programs = read(plans, store)
+        if found := tuple(facts for facts in programs if is_named(facts, asked) and has_fields(facts, wanted)):
+            return found
+        looked_at += programs
+    raise ProgramMissing(" ".join((asked, *stated)), str(store.path), len(looked_at), find_near(asked, looked_at))
 
 
 def parse_field(family: str, text: str) -> tuple[str, str]:

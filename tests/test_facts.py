@@ -116,6 +116,13 @@ def test_spills_are_those_of_a_program_and_what_it_calls():
     assert "compiling the kernel" not in select_assembler_lines(LOG) and find_spills("") is None
 
 
+def test_spills_that_the_cute_dsl_passes_on_are_read_among_its_remarks():
+    passed = "  remark: x\n          ptxas info    : Function properties for\n          kernel_of_a_long_name\n"
+    passed += "          ptxas         .     8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n"
+    assert find_spills(select_assembler_lines(passed)) == Spills(4, 12)
+    assert select_assembler_lines(passed).startswith("ptxas info") and "remark" not in select_assembler_lines(passed)
+
+
 def test_spills_are_unknown_where_there_is_local_memory_and_no_log(built):
     found = facts_of(built)["toys_copy"]
     with_stack = replace(found, record=replace(found.record, stack_bytes=16))

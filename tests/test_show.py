@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planfreeze import disassembly
+from planfreeze.cache.store import Store
 from planfreeze.cli import app
 from planfreeze.disassembly import count_opcodes, disassemble, find_disassemblers
 from planfreeze.errors import DisassemblerMissing, DisassemblyFailed, ProgramMissing
@@ -55,12 +56,23 @@ def test_fields_choose_among_the_programs_of_a_family(built, programs):
         assert caught.value.near == (ADD,)
 
 
-def test_a_key_names_a_program_that_no_plan_holds(built, programs):
-    key = programs["toys_add"].key
-    (alone,) = select_programs(key, (), (), built.store)
-    assert alone.record == programs["toys_add"].record
-    with pytest.raises(ProgramMissing):
-        select_programs(key[:8], (), (), built.store)
+def test_a_program_that_no_plan_holds_is_found_unless_a_plan_is_named(built, programs, tmp_path):
+    add = programs["toys_add"]
+    store = Store.open(tmp_path / "store", writable=True)
+    store.put_blob(built.store.get_blob(add.record.blob))
+    store.put_record(add.key, add.record.encode())
+    store.put_record("0" * 64, b"damage")
+    for asked in (add.key, add.key[:8], "toys_add"):
+        (alone,) = select_programs(asked, (), (), store)
+        assert (alone.key, alone.record, alone.variant) == (add.key, add.record, "block=64")
+        with pytest.raises(ProgramMissing):
+            select_programs(asked, (), (), store, is_planned=True)
+    status, stdout, _ = run("show", "--store", store.path)
+    assert status == 0 and "block=64" in stdout
+    status, stdout, _ = run("show", "toys_add", "--store", store.path)
+    assert status == 0 and stdout.startswith("toys_add(block=64)\n")
+    status, _, stderr = run("show", "toys_copy", "--store", store.path)
+    assert status == 3 and "none of the 1 programs" in stderr
 
 
 def test_json_holds_the_facts_and_the_build_that_made_them(built, programs):
@@ -108,7 +120,7 @@ def test_a_pack_says_that_it_keeps_no_labels(pack):
 
 def test_what_is_not_there_exits_3_and_names_what_is_near(built):
     status, stdout, stderr = run("show", "toys_ad", "--store", built.store.path)
-    assert (status, stdout) == (3, "") and ADD in stderr and "none of the 2 planned programs" in stderr
+    assert (status, stdout) == (3, "") and ADD in stderr and "none of the 2 programs" in stderr
     status, _, stderr = run("show", "toys_add", "block", "--store", built.store.path)
     assert status == 2 and "NAME=VALUE" in stderr
     status, _, stderr = run("show", "toys_add", "--store", built.store.path, "--pack", "x")

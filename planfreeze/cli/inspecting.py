@@ -36,17 +36,17 @@ def show_command(
     from planfreeze import program_reports
     from planfreeze.disassembly import disassemble
     from planfreeze.resolve import find_plans
-    from planfreeze.selection import plan_programs, select_programs
+    from planfreeze.selection import plan_programs, select_programs, unplanned_programs
 
     with exit_codes():
         if pack and store:
             raise typer.BadParameter("give either --store or --pack")
         opened = open_store(pack or store, writable=False, is_trusted=trust_store)
-        plans = find_plans(opened, plan)
-        if program is None:
-            programs = plan_programs(plans, opened)
+        plans = find_plans(opened, plan) if plan or opened.list_refs() else ()
+        if program is not None:
+            programs = select_programs(program, fields or (), plans, opened, is_planned=plan is not None)
         else:
-            programs = select_programs(program, fields or (), plans, opened)
+            programs = plan_programs(plans, opened) if plans else unplanned_programs(plans, opened)
         codes = {facts.key: disassemble(facts.name, opened.get_blob(facts.record.blob)) for facts in programs if sass}
         if as_json:
             print_result(program_reports.programs_json(programs, codes), lambda: None)
