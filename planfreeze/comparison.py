@@ -12,9 +12,10 @@ from planfreeze.errors import DisassemblyFailed
 from planfreeze.facts import ProgramFacts, planned_facts
 from planfreeze.frozen_plans import FrozenPlan
 
-__all__ = ["Comparison", "ProgramChange", "Side", "compare"]
+__all__ = ["STATES", "Comparison", "ProgramChange", "Side", "compare"]
 
 State = Literal["same", "rekeyed", "changed", "added", "removed"]
+STATES: tuple[State, ...] = ("same", "rekeyed", "changed", "added", "removed")
 Value = int | str | None
 UNKNOWN = "unknown"
 SHOWN_DIGITS = 12

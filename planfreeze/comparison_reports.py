@@ -4,13 +4,13 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from planfreeze.comparison import STATES
+
 if TYPE_CHECKING:
     from planfreeze.comparison import Comparison, ProgramChange, Side
     from planfreeze.facts import ProgramFacts
 
 __all__ = ["comparison_json", "comparison_text", "summarize"]
-
-STATES = ("same", "rekeyed", "changed", "added", "removed")
 
 
 def comparison_json(comparison: "Comparison") -> dict[str, Any]:
@@ -18,7 +18,7 @@ def comparison_json(comparison: "Comparison") -> dict[str, Any]:
     return {
         "before": side_json(comparison.before),
         "after": side_json(comparison.after),
-        "counts": {state: comparison.count(state) for state in STATES},  # type: ignore[arg-type]
+        "counts": {state: comparison.count(state) for state in STATES},
         "causes": list(comparison.causes),
         "programs": [change_json(change) for change in comparison.programs],
         "summary": summarize(comparison),
@@ -75,7 +75,7 @@ def spell_pairs(pairs: Mapping[str, tuple[Any, Any]]) -> str:
 
 def summarize(comparison: "Comparison") -> str:
     """Return one line over all: what changed how many programs, and what became of the others."""
-    counts = {state: comparison.count(state) for state in STATES}  # type: ignore[arg-type]
+    counts = {state: comparison.count(state) for state in STATES}
     both = counts["same"] + counts["rekeyed"] + counts["changed"]
     causes = " and ".join(label for label in comparison.causes if label != "unknown")
     if comparison.is_empty:
