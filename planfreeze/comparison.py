@@ -224,7 +224,7 @@ def find_reasons(old: Placed, new: Placed) -> tuple[tuple[str, str], ...]:
     if old.facts.tools != new.facts.tools:
         tools = f"CUDA tools {old.facts.tools or UNKNOWN} -> {new.facts.tools or UNKNOWN}"
         found.append(("toolchain", tools))
-    return tuple(found) or ((UNKNOWN, "a side has no note of the key's parts, as no pack has"),)
+    return tuple(found) or ((UNKNOWN, "a side has no notes of the parts of its keys: a pack, or an older build"),)
 
 
 def spell_modules(was: Mapping[str, str], is_now: Mapping[str, str]) -> str:

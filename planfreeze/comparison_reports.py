@@ -1,7 +1,7 @@
 """Reports of comparisons, as text for people and as JSON for programs."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planfreeze.comparison import STATES
@@ -52,19 +52,35 @@ def digests(facts: "ProgramFacts | None") -> dict[str, str] | None:
 
 
 def comparison_text(comparison: "Comparison") -> None:
-    """Print every program that is not the same, and a line over all."""
+    """Print every program that is not the same, those of other keys alone by their reasons, and a line over all."""
+    rekeyed: dict[tuple[tuple[str, str], ...], list[ProgramChange]] = {}
     for change in comparison.programs:
         if change.state == "same":
             continue
-        sys.stdout.write(f"{change.state}: {change.facts.name} ({change.facts.record.arch})\n")
-        sys.stdout.write("".join(f"  {label}: {how}\n" for label, how in change.reasons))
+        if change.state == "rekeyed":
+            rekeyed.setdefault(change.reasons, []).append(change)
+            continue
+        sys.stdout.write(f"{change.state}: {spell_program(change)}\n{spell_reasons(change.reasons)}")
         if change.measures:
             sys.stdout.write(f"  {spell_pairs(change.measures)}\n")
         if change.opcodes:
             sys.stdout.write(f"  instructions: {spell_pairs(change.opcodes)}\n")
+    for reasons, changes in rekeyed.items():
+        sys.stdout.write(f"rekeyed: {len(changes)} programs\n{spell_reasons(reasons)}")
+        sys.stdout.write("".join(f"  - {spell_program(change)}\n" for change in changes))
     if comparison.count("changed") and not comparison.is_disassembled:
         sys.stdout.write("instructions are not counted: there is no nvdisasm (pip install nvidia-cuda-nvdisasm)\n")
     sys.stdout.write(f"{summarize(comparison)}\n")
+
+
+def spell_program(change: "ProgramChange") -> str:
+    """Return a program with its architecture."""
+    return f"{change.facts.name} ({change.facts.record.arch})"
+
+
+def spell_reasons(reasons: Iterable[tuple[str, str]]) -> str:
+    """Return a line for each part of a key that differs."""
+    return "".join(f"  {label}: {how}\n" for label, how in reasons)
 
 
 def spell_pairs(pairs: Mapping[str, tuple[Any, Any]]) -> str:

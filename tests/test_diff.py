@@ -113,7 +113,11 @@ def test_a_compiler_that_makes_the_same_code_changes_keys_alone(workshop):
     found = compare(side(before), side(after))
     assert states(found) == {64: "rekeyed", 128: "rekeyed"}
     assert summarize(found) == "toolchain changed 0 of 2 programs; 2 have the same code under another key"
-    assert run("diff", before.path, after.path)[0] == 1
+    status, stdout, _ = run("diff", before.path, after.path)
+    head, reason, *listed, summary = stdout.splitlines()
+    assert (status, head, summary) == (1, "rekeyed: 2 programs", summarize(found))
+    assert reason.startswith("  toolchain: triton 3.6.0 ")
+    assert listed == [f"  - toys_add(block={block}, warps=1) (sm_90a)" for block in (64, 128)]
 
 
 def test_a_compiler_that_makes_other_code_is_named_with_what_it_changed(workshop):
