@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planfreeze.cache.store import Store
+from planfreeze.errors import BudgetExceeded
+from planfreeze.excesses import check_budget_families, find_excesses
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry, freeze_families
 from planfreeze.holdings import name_plan, pinned_plans
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram, key_plan
@@ -17,10 +19,14 @@ __all__ = ["BuildReport", "build_plans"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """Outcomes in planned order, those of unreadable kernels last; frozen plans of the targets that are complete."""
+    """Outcomes in planned order, those of unreadable kernels last; frozen plans of the targets that are complete.
+
+    Where programs exceed budgets, these are told and no plan is frozen.
+    """
 
     outcomes: tuple[Outcome, ...]
     plans: tuple[FrozenPlan, ...]
+    excesses: tuple[BudgetExceeded, ...] = ()
 
     def count(self, status: str) -> int:
         """Return how many programs have a status."""
@@ -56,6 +62,8 @@ def build_plans(
         A compiler that the programs need is not installed, or not whole.
     StoreUnusable
         The store cannot be written; what was published before stays.
+    UnknownBudgetFamily
+        A budget is for a family that is not known; nothing is compiled.
 
     Notes
     -----
@@ -63,7 +71,7 @@ def build_plans(
     frozen. Each key is compiled once however many builders share the store, as far as its locks work. Until a plan has
     its name, a collector may take away a program that was found or built: it is built again.
     """
-    keyed = [(plan, key_plan(plan, toolchains)) for plan in plans]
+    keyed = [(check_budget_families(plan), key_plan(plan, toolchains)) for plan in plans]
     programs = [program for _, planned in keyed for program in planned]
     unique = {program.key.digest: program for program in programs if isinstance(program, KeyedProgram)}
     unkeyed = [
@@ -84,6 +92,15 @@ def build_plans(
         return [made for plan, planned in keyed if (made := freeze_plan(plan, planned, outcomes)) is not None]
 
     frozen = build(list(unique.values()))
+    excesses = tuple(
+        excess
+        for plan, planned in keyed
+        for program in planned
+        if isinstance(program, KeyedProgram)
+        for excess in find_excesses(plan, outcomes[program.key.digest], store)
+    )
+    if excesses:
+        return BuildReport(outcomes=(*(outcomes[digest] for digest in unique), *unkeyed), plans=(), excesses=excesses)
     with pinned_plans(frozen, store):
         # Until here a collector may have taken away what was found or built, since no plan with a name needed it.
         vanished = [program for key, program in unique.items() if is_vanished(outcomes[key], store)]

@@ -1,6 +1,5 @@
 """Explaining a payload: its key, whether it is stored, and the nearest payload that is."""
 
-import hashlib
 import pkgutil
 import re
 import shlex
@@ -24,7 +23,7 @@ from planfreeze.errors import (
     UnknownFamily,
 )
 from planfreeze.family import Family, load_family
-from planfreeze.key import dialect_of, make_key, source_roots
+from planfreeze.key import dialect_of, make_key, source_roots, spell_labels
 from planfreeze.payload import Field, Payload, spell_differences
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import read_sources
@@ -151,7 +150,7 @@ def explain(
         key, is_stored = "", None
     else:
         made = make_key(family, payload, definition, target, sources, toolchain)
-        labels = tuple((label, readable(value)) for label, value in made.parts)
+        labels = tuple(spell_labels(made).items())
         key, is_stored = made.digest, is_whole(made.digest, store)
     stored = stored_payloads(store, family.payload, target.arch)
     if is_stored is None:
@@ -238,12 +237,3 @@ def parse_value(text: str) -> Field:
         return text.lower() == "true"
     # Twenty digits hold every number that fits 64 bits; the payload judges the rest.
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
-
-
-def readable(value: bytes) -> str:
-    """Return short text as it is, anything else as a sha256."""
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        text = ""
-    return text if text.isprintable() and text else hashlib.sha256(value).hexdigest()

@@ -1,4 +1,4 @@
-"""Holdings: the entries that a frozen plan needs of a store, and naming a plan so that it has them all."""
+"""Holdings: the entries that a frozen plan needs of a store, proof that they are there, and naming a plan with them."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -8,11 +8,19 @@ from planfreeze.cache.layout import Kind
 from planfreeze.cache.pins import pinned
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
-from planfreeze.errors import DamagedEntry, DamagedRecord, MissingEntry, OtherRecordFormat
-from planfreeze.frozen_plans import FrozenPlan
+from planfreeze.errors import (
+    DamagedEntry,
+    DamagedPrograms,
+    DamagedRecord,
+    MissingEntry,
+    MissingPrograms,
+    OtherRecordFormat,
+    UnexpectedCubin,
+)
+from planfreeze.frozen_plans import FrozenPlan, PlanEntry
 from planfreeze.record import ProgramRecord
 
-__all__ = ["Holding", "find_holding", "list_plans", "name_plan", "pinned_plans"]
+__all__ = ["Holding", "find_holding", "list_plans", "name_plan", "pinned_plans", "prove_plan", "read_program"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,50 @@ def find_holding(plan: FrozenPlan, store: ReadableStore, *, is_partial: bool = F
         blobs |= dict.fromkeys(digest for _, digest in record.companions)
     keys = tuple(dict.fromkeys((entry.key, entry.record) for entry in plan.entries))
     return Holding(plan=plan, root=plan.root, keys=keys, blobs=tuple(blobs), is_whole=is_whole)
+
+
+def prove_plan(plan: FrozenPlan, store: ReadableStore) -> None:
+    """Read all that a plan needs.
+
+    Raises
+    ------
+    MissingPrograms, DamagedPrograms
+        Lists every program that is not there or not what was built.
+    """
+    missing, damaged = [], []
+    for entry in plan.entries:
+        try:
+            read_program(entry, store)
+        except MissingEntry:
+            missing.append(entry_name(entry))
+        except (DamagedEntry, DamagedRecord, UnexpectedCubin) as error:
+            damaged.append(f"{entry_name(entry)}: {error}")
+    command = f"{plan.build_command} --store {store.path}"
+    if damaged:
+        raise DamagedPrograms(plan.name, len(plan.entries), tuple(damaged), str(store.path), command)
+    if missing:
+        raise MissingPrograms(plan.name, len(plan.entries), tuple(missing), str(store.path), command)
+
+
+def read_program(entry: PlanEntry, store: ReadableStore) -> tuple[bytes, tuple[bytes, ...]]:
+    """Return the record of a planned program and its blobs, the cubin first.
+
+    Raises
+    ------
+    MissingEntry, DamagedEntry, DamagedRecord, UnexpectedCubin
+        Something is not there, or not what the plan says.
+    """
+    encoded = store.get_record(entry.key, entry.record)
+    record = ProgramRecord.decode(encoded)
+    if record.blob != entry.blob:
+        raise UnexpectedCubin(entry_name(entry), "its record is another program's")
+    return encoded, tuple(store.get_blob(digest) for digest in (record.blob, *(d for _, d in record.companions)))
+
+
+def entry_name(entry: PlanEntry) -> str:
+    """Return a planned program as people read it, without its family being installed."""
+    fields = ", ".join(f"{name}={value}" for name, value in entry.fields)
+    return f"{entry.family.rpartition(':')[2]}({fields})"
 
 
 def list_plans(store: ReadableStore) -> dict[str, FrozenPlan]:

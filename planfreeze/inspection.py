@@ -57,8 +57,7 @@ def inspect_cubin(name: str, data: bytes, definition: Definition, launch: Launch
     if kernel.required_block not in (None, launch.block):
         raise UnexpectedCubin(name, f"it was compiled for blocks of {kernel.required_block}, not {launch.block}")
     # A cubin counts what the system reserves for a block as its own; the limit of a block does not include it.
-    reserved_bytes = target.sm_shared_bytes - target.max_shared_bytes
-    shared_bytes = max(0, kernel.shared_bytes - reserved_bytes) + launch.shared_bytes
+    shared_bytes = max(0, kernel.shared_bytes - target.reserved_shared_bytes) + launch.shared_bytes
     if shared_bytes > target.max_shared_bytes:
         raise UnexpectedCubin(name, f"a block needs {shared_bytes} of {target.max_shared_bytes} bytes of shared memory")
     return kernel

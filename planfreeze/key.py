@@ -15,7 +15,7 @@ from planfreeze.sources import Sources, hash_source
 from planfreeze.target import Target
 from planfreeze.toolchain import Toolchain, host_compiler
 
-__all__ = ["KEY_SCHEMA", "Key", "dialect_of", "differing_labels", "make_key", "source_roots"]
+__all__ = ["KEY_SCHEMA", "Key", "dialect_of", "differing_labels", "make_key", "source_roots", "spell_labels"]
 
 KEY_SCHEMA = 2
 
@@ -148,6 +148,20 @@ def source_roots(family: Family, definition: Definition) -> tuple[str, ...]:
         return tuple(dict.fromkeys((kernel, *definition.source.modules)))
     named = (module for _, value in definition.source.constants for module in constant_modules(value))
     return tuple(dict.fromkeys((family.reference.partition(":")[0], kernel, *named, *family.sources)))
+
+
+def spell_labels(key: Key) -> dict[str, str]:
+    """Return the labels of a key for people: short text as it is, anything else as a sha256."""
+    return {label: spell_part(value) for label, value in key.parts}
+
+
+def spell_part(value: bytes) -> str:
+    """Return printable text as it is, anything else as a sha256."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = ""
+    return text if text.isprintable() and text else hashlib.sha256(value).hexdigest()
 
 
 def differing_labels(a: Key, b: Key) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Outcomes: one program of a build, found in the store or compiled and published."""
 
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from planfreeze.errors import (
     WrongArch,
 )
 from planfreeze.inspection import inspect_cubin
-from planfreeze.key import COMPILE_ENVIRONMENT, dialect_of
+from planfreeze.key import COMPILE_ENVIRONMENT, dialect_of, spell_labels
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram
+from planfreeze.notes import Note
 from planfreeze.record import ProgramRecord
 from planfreeze.workers import Task, Worker
 
@@ -92,7 +92,7 @@ def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:
 def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outcome:
     """Compile one program and publish it: the cubin and its companions first, the record last."""
     task = Task(program.family.reference, program.payload, program.target, program.sources)
-    started = time.monotonic()
+    started, started_s = time.monotonic(), time.time()
     try:
         compiled = worker.compile(task)
         record = make_record(program, compiled)
@@ -103,7 +103,8 @@ def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outc
     if published.outcome == "different":
         reason = f"record {published.offered} differs from {published.digest}, stored for the same inputs"
         return Outcome(program=program, status="failed", seconds=seconds, reason=f"not reproducible: {reason}")
-    store.put_note(program.key.digest, describe_compile(program, seconds))
+    note = describe_compile(program, worker, compiled.log, started_s, seconds)
+    store.put_note(program.key.digest, note.encode())
     return Outcome(
         program=program,
         status="compiled",
@@ -150,17 +151,20 @@ def make_record(program: KeyedProgram, compiled: CompiledProgram) -> ProgramReco
     )
 
 
-def describe_compile(program: KeyedProgram, seconds: float) -> bytes:
-    """Return where a program came from, for people: JSON that nothing depends on."""
-    labels = dict(program.key.parts)
+def describe_compile(program: KeyedProgram, worker: Worker, log: str, started_s: float, seconds: float) -> Note:
+    """Return where a program came from, for people."""
+    labels = spell_labels(program.key)
     dialect = dialect_of(program.definition)
-    note = {
-        "program": program.name,
-        "arch": program.target.arch,
-        "dialect": dialect,
-        "environment": COMPILE_ENVIRONMENT[dialect],
-        "toolchain": labels["toolchain"].decode(),
-        "seconds": round(seconds, 3),
-        "python": sys.version.split()[0],
-    }
-    return json.dumps(note).encode()
+    return Note(
+        program=program.name,
+        arch=program.target.arch,
+        dialect=dialect,
+        environment=COMPILE_ENVIRONMENT[dialect],
+        toolchain=labels["toolchain"],
+        labels=labels,
+        started_s=round(started_s, 3),
+        seconds=round(seconds, 3),
+        worker=worker.pid,
+        python=sys.version.split()[0],
+        log=log,
+    )

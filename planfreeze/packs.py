@@ -11,18 +11,9 @@ from planfreeze.cache.pack_writing import write_pack
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.signature import PUBLIC_BYTES, key_name, sign
 from planfreeze.cache.store import Store
-from planfreeze.errors import (
-    DamagedEntry,
-    DamagedPrograms,
-    DamagedRecord,
-    MissingEntry,
-    MissingPrograms,
-    RecordsDiffer,
-    UnexpectedCubin,
-)
-from planfreeze.frozen_plans import FrozenPlan, PlanEntry
-from planfreeze.holdings import Holding, find_holding, name_plan, pinned_plans
-from planfreeze.record import ProgramRecord
+from planfreeze.errors import RecordsDiffer
+from planfreeze.frozen_plans import FrozenPlan
+from planfreeze.holdings import Holding, find_holding, name_plan, pinned_plans, prove_plan, read_program
 
 __all__ = ["Packed", "pack_plans", "unpack_plans"]
 
@@ -83,44 +74,6 @@ def pack_plans(plans: Sequence[FrozenPlan], store: ReadableStore, path: Path, *,
         size_bytes=size_bytes,
         signer=key_name(index.signature[:PUBLIC_BYTES]),
     )
-
-
-def prove_plan(plan: FrozenPlan, store: ReadableStore) -> None:
-    """Read all that a plan needs; what is missing or damaged is listed by program."""
-    missing, damaged = [], []
-    for entry in plan.entries:
-        try:
-            read_program(entry, store)
-        except MissingEntry:
-            missing.append(entry_name(entry))
-        except (DamagedEntry, DamagedRecord, UnexpectedCubin) as error:
-            damaged.append(f"{entry_name(entry)}: {error}")
-    command = f"{plan.build_command} --store {store.path}"
-    if damaged:
-        raise DamagedPrograms(plan.name, len(plan.entries), tuple(damaged), str(store.path), command)
-    if missing:
-        raise MissingPrograms(plan.name, len(plan.entries), tuple(missing), str(store.path), command)
-
-
-def read_program(entry: PlanEntry, store: ReadableStore) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the record of a planned program and its blobs, the cubin first.
-
-    Raises
-    ------
-    MissingEntry, DamagedEntry, DamagedRecord, UnexpectedCubin
-        Something is not there, or not what the plan says.
-    """
-    encoded = store.get_record(entry.key, entry.record)
-    record = ProgramRecord.decode(encoded)
-    if record.blob != entry.blob:
-        raise UnexpectedCubin(entry_name(entry), "its record is another program's")
-    return encoded, tuple(store.get_blob(digest) for digest in (record.blob, *(d for _, d in record.companions)))
-
-
-def entry_name(entry: PlanEntry) -> str:
-    """Return a planned program as people read it, without its family being installed."""
-    fields = ", ".join(f"{name}={value}" for name, value in entry.fields)
-    return f"{entry.family.rpartition(':')[2]}({fields})"
 
 
 def make_index(holdings: Sequence[Holding], store: ReadableStore) -> PackIndex:

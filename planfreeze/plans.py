@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
 
+from planfreeze.budgets import Budget
 from planfreeze.declared import DeclaredFamily
 from planfreeze.entry_points import FAMILIES, has_entry_point
 from planfreeze.errors import EmptyPlan, InvalidModel, PlanfreezeError
@@ -67,6 +68,8 @@ class Plan:
         Arguments of the command line that differ from its defaults, such as ``("--capacity", "8,64")``.
     choices : tuple of Choice
         What autotuners chose, for programs that a run was recorded with.
+    budgets : tuple of Budget
+        What the programs may take of a GPU; no part of the frozen plan.
     """
 
     model: str
@@ -75,6 +78,7 @@ class Plan:
     payloads: tuple[Payload, ...]
     options: tuple[str, ...] = ()
     choices: tuple[Choice, ...] = ()
+    budgets: tuple[Budget, ...] = ()
 
     @property
     def name(self) -> str:
@@ -162,7 +166,7 @@ def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, so
     stated = options.to_arguments()
     if source is not None and source != model.name:
         stated = ("--model", PurePath(source).name, *stated)
-    plan = Plan(model=model.name, tp=tp, target=target, payloads=payloads, options=stated)
+    plan = Plan(model=model.name, tp=tp, target=target, payloads=payloads, options=stated, budgets=model.budgets)
     if not payloads:
         raise EmptyPlan(plan.name)
     return plan

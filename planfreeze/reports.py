@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from planfreeze.builds import BuildReport
     from planfreeze.cache.store import Store
     from planfreeze.differences import PlanDifference
-    from planfreeze.explanations import Explanation
     from planfreeze.outcomes import Outcome
     from planfreeze.plans import Plan
     from planfreeze.recordings import Recording
@@ -22,8 +21,6 @@ __all__ = [
     "build_table",
     "difference_json",
     "difference_text",
-    "explanation_json",
-    "explanation_text",
     "plans_json",
     "plans_table",
     "print_table",
@@ -32,6 +29,7 @@ __all__ = [
     "replay_json",
     "replay_table",
     "unbuilt_lines",
+    "variant",
 ]
 
 PIPE_COLUMNS = 160  # a pipe has no width of its own
@@ -75,6 +73,16 @@ def build_json(report: "BuildReport") -> dict[str, Any]:
         ],
         "retried": [
             {**outcome_json(outcome), "reason": outcome.earlier} for outcome in report.outcomes if outcome.earlier
+        ],
+        "exceeded": [
+            {
+                "program": excess.program,
+                "arch": excess.arch,
+                "budget": excess.budget,
+                "value": excess.value,
+                "limit": excess.limit,
+            }
+            for excess in report.excesses
         ],
         "plans": [
             {
@@ -202,34 +210,6 @@ def difference_text(difference: "PlanDifference") -> None:
         sys.stdout.write(f"used, not planned: {program}\n" + (f"  {nearest}\n" if nearest else ""))
     if difference.is_empty:
         sys.stdout.write("the run used exactly what is planned\n")
-
-
-def explanation_json(explained: Sequence["Explanation"]) -> dict[str, Any]:
-    """Return explanations."""
-    return {
-        "programs": [
-            {
-                "family": found.payload.family_name,
-                "payload": found.payload.to_fields(),
-                "digest": found.payload.digest,
-                "target": found.arch,
-                "key": found.key,
-                "labels": dict(found.labels),
-                "stored": found.is_stored,
-                "nearest": found.nearest,
-            }
-            for found in explained
-        ]
-    }
-
-
-def explanation_text(explained: Sequence["Explanation"]) -> None:
-    """Print explanations."""
-    for found in explained:
-        title = f"{found.payload.family_name}({variant(found.payload.spell_fields())}) for {found.arch}"
-        print_table(title, ("label", "value"), found.labels)
-        state = "stored" if found.is_stored else f"not stored. {found.nearest}"
-        sys.stdout.write(f"payload {found.payload.digest}\nkey {found.key or 'unknown'}\n{state}\n")
 
 
 def variant(fields: Mapping[str, str]) -> str:

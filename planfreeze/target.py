@@ -22,6 +22,8 @@ class Target:
         Largest dynamic shared memory of one block (CUDA Programming Guide, technical specifications table).
     sm_shared_bytes : int
         Shared memory of one SM.
+    max_warps, max_blocks : int
+        Warps and blocks that one SM keeps resident at most (the same table).
     max_registers : int
         32-bit registers of one SM.
     """
@@ -30,6 +32,8 @@ class Target:
     capability: tuple[int, int]
     max_shared_bytes: int
     sm_shared_bytes: int
+    max_warps: int
+    max_blocks: int
     max_registers: int = 65536
 
     @property
@@ -37,10 +41,29 @@ class Target:
         """The number in the arch's name: 90 for ``sm_90a``."""
         return self.capability[0] * 10 + self.capability[1]
 
+    @property
+    def reserved_shared_bytes(self) -> int:
+        """Shared memory of every block that the system keeps for itself."""
+        return self.sm_shared_bytes - self.max_shared_bytes
+
 
 ARCHS = {
-    "sm_90a": Target(arch="sm_90a", capability=(9, 0), max_shared_bytes=227 * 1024, sm_shared_bytes=228 * 1024),
-    "sm_120a": Target(arch="sm_120a", capability=(12, 0), max_shared_bytes=99 * 1024, sm_shared_bytes=100 * 1024),
+    "sm_90a": Target(
+        arch="sm_90a",
+        capability=(9, 0),
+        max_shared_bytes=227 * 1024,
+        sm_shared_bytes=228 * 1024,
+        max_warps=64,
+        max_blocks=32,
+    ),
+    "sm_120a": Target(
+        arch="sm_120a",
+        capability=(12, 0),
+        max_shared_bytes=99 * 1024,
+        sm_shared_bytes=100 * 1024,
+        max_warps=48,
+        max_blocks=24,
+    ),
 }
 
 

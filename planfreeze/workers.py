@@ -25,6 +25,7 @@ from planfreeze.compilers.knobs import find_changed
 from planfreeze.errors import CompileFailed, KnobChanged, PlanfreezeError, WorkerDied
 from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource, load_family
 from planfreeze.key import COMPILE_ENVIRONMENT
+from planfreeze.notes import select_assembler_lines
 from planfreeze.payload import Payload
 from planfreeze.scratch import ScratchFolder
 from planfreeze.sources import Sources, load_exactly
@@ -42,7 +43,8 @@ LOG_TAIL_BYTES = 8192
 # A compiler that hangs must not hang the build. The slowest kernels seen take seconds.
 COMPILE_TIMEOUT_S = 900.0
 DUMPS = "dumps"
-COMMAND = (sys.executable, "-P", "-m", "planfreeze.workers")
+# Unbuffered: what is printed is in the log when a program is done, or the process dead.
+COMMAND = (sys.executable, "-u", "-P", "-m", "planfreeze.workers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Worker:
             cubin=cubin,
             launch=LaunchInfo.from_fields(launch),
             companions=tuple((name, content) for name, content in companions),
+            log=select_assembler_lines(self._read_log(started_at)),
         )
 
     def kill(self) -> None:
@@ -162,6 +165,7 @@ def worker_environment(target: Target, folder: str) -> dict[str, str]:
         **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
         **COMPILE_ENVIRONMENT["triton"],
         **COMPILE_ENVIRONMENT["cute"],
+        "TRITON_DUMP_PTXAS_LOG": "1",
         "CUTE_DSL_ARCH": target.arch,
         "CUTE_DSL_KEEP": "ir",
         "CUTE_DSL_DUMP_DIR": str(Path(folder, DUMPS)),

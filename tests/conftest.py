@@ -26,6 +26,7 @@ from planfreeze.record import ProgramRecord
 from planfreeze.target import target
 
 ROOT = Path(__file__).resolve().parents[1]
+OLDEST_TRITON = "3.6.0"
 
 # A Triton family whose kernel takes a constant from another module, and a CuTe family whose kernel class can
 # misbehave while it is compiled.
@@ -380,6 +381,30 @@ class Stock:
 @pytest.fixture(scope="session")
 def stock() -> Stock:
     return Stock()
+
+
+@pytest.fixture(scope="session")
+def oldest_triton_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...]]:
+    """A Python with Triton 3.6, and folders for its search path.
+
+    The one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front.
+    """
+    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
+    if named:
+        return named, ()
+    folder = tmp_path_factory.mktemp("triton36")
+    # Constraints of the environment pin the other version.
+    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    done = subprocess.run(
+        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(
+            f"Triton {OLDEST_TRITON} is part of what is promised and cannot be installed here. Set "
+            f"PLANFREEZE_TEST_TRITON36 to a Python that has it.\n{done.stderr}"
+        )
+    return sys.executable, (str(folder),)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "exposition", "search_path", "shared_logs", "spellings", "uses"),
+    ("errors", "settings", "budgets", "exposition", "search_path", "shared_logs", "spellings", "uses"),
     (
         "cache",
         "decoding",
@@ -32,7 +32,7 @@ LAYERS = (
         "toolchain",
         "entry_points",
     ),
-    ("target", "payload", "family", "constants"),
+    ("target", "payload", "family", "constants", "occupancy", "notes"),
     ("declared", "declarations"),
     ("recorded",),
     ("key", "record", "inspection"),
@@ -40,14 +40,25 @@ LAYERS = (
     ("plans",),
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "holdings", "recordings", "tuning"),
+    ("facts", "disassembly"),
+    ("selection", "comparison"),
     ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
     ("plan_sources",),
-    ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
+    ("nearest", "statistics", "outcomes", "slots", "excesses", "builds", "sessions", "replays"),
     ("packs", "collection", "repairs"),
     ("serving", "differences"),
     ("recorders",),
     ("inheritance", "startup"),
-    ("process_session", "progress", "reports", "store_reports", "runs", "doctor"),
+    (
+        "process_session",
+        "progress",
+        "reports",
+        "program_reports",
+        "comparison_reports",
+        "store_reports",
+        "runs",
+        "doctor",
+    ),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

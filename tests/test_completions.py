@@ -84,7 +84,8 @@ def test_models_families_and_modes_are_offered(tmp_path: Path) -> None:
     path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
     assert ask("planfreeze plan --model ", **path) == ["ds41", "kimi_k3", "mymodel"]
     assert ask("planfreeze build --family ", **path) == ["myadd"]
-    assert {"myadd", "topk_sum"} <= set(ask("planfreeze explain ", **path))
+    for command in ("explain", "show"):
+        assert {"myadd", "topk_sum"} <= set(ask(f"planfreeze {command} ", **path))
     assert ask("planfreeze run --mode w") == ["warn"]
 
 
@@ -92,6 +93,7 @@ def test_models_families_and_modes_are_offered(tmp_path: Path) -> None:
     "line",
     [
         *("replay --store PLACE --plan ", "verify --store PLACE --plan t", "pack --store PLACE --plan "),
+        *("show --store PLACE --plan ", "diff --store PLACE "),
         *("run --store PLACE --plan ", "doctor --store PLACE --plan ", "plan diff --store PLACE "),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.store import Store
-from planfreeze.packs import read_program
+from planfreeze.holdings import read_program
 from planfreeze.resolve import PlanReference, find_plan
 
 FOREIGN = 50_000

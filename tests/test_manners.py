@@ -46,6 +46,8 @@ INVOCATIONS = {
     "build": ("build --model PLACE/plain.toml --arch sm_90a --store PLACE/store --jobs 1", 0),
     "replay": ("replay --plan toys-tp1-sm_90a --store PLACE/store", 0),
     "explain": ("explain toys.families:add block=64 --arch sm_90a --store PLACE/store", 0),
+    "show": ("show --store PLACE/store", 0),
+    "diff": ("diff PLACE/store PLACE/store", 0),
     "verify": ("verify --store PLACE/store", 0),
     "pack": ("pack --plan toys-tp1-sm_90a --store PLACE/store -o PLACE/again.pfz", 0),
     "unpack": ("unpack PLACE/toys.pfz --store PLACE/unpacked", 0),

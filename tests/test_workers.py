@@ -232,6 +232,7 @@ def test_worker_sees_no_gpu_and_no_compiler_setting_of_the_caller(copy_in, scrat
         "CUTE_DSL_KEEP": "ir",
         "TRITON_DEFAULT_FP_FUSION": "1",
         "TRITON_DISABLE_LINE_INFO": "1",
+        "TRITON_DUMP_PTXAS_LOG": "1",
     }
 
 

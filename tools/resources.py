@@ -6,6 +6,7 @@ memory.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,20 +14,10 @@ from importlib import metadata
 from pathlib import Path
 
 from planfreeze.cache.store import Store
-from planfreeze.family import LaunchInfo
+from planfreeze.occupancy import count_blocks
 from planfreeze.record import ProgramRecord
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
 from planfreeze.target import Target
-
-WARP = 32
-REGISTER_UNIT = 8
-"""Registers of a thread are given out in eights: 256 of a warp."""
-WARP_UNIT = 4
-"""An SM has four sub-partitions with a quarter of its registers each."""
-SHARED_UNIT_BYTES = 128
-# Source: CUDA C++ Programming Guide, technical specifications per compute capability; units: CUDA occupancy calculator.
-MAX_WARPS = {"sm_90a": 64, "sm_120a": 48}
-MAX_BLOCKS = {"sm_90a": 32, "sm_120a": 24}
 
 HEAD = """# Resources
 
@@ -67,23 +58,13 @@ def read_resources(record: ProgramRecord, target: Target) -> Resources:
         registers=record.registers,
         stack_bytes=record.stack_bytes,
         shared_bytes=shared_bytes,
-        blocks=count_blocks(record.registers, shared_bytes, record.launch, target),
+        blocks=count_blocks(
+            registers=record.registers,
+            shared_bytes=shared_bytes,
+            threads=math.prod(record.launch.block),
+            target=target,
+        ),
     )
-
-
-def count_blocks(registers: int, shared_bytes: int, launch: LaunchInfo, target: Target) -> int:
-    """Return how many blocks of a program an SM of the target has room for."""
-    warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // WARP)
-    warp_registers = WARP * round_up(registers, REGISTER_UNIT)
-    register_warps = target.max_registers // warp_registers // WARP_UNIT * WARP_UNIT
-    rooms = [MAX_BLOCKS[target.arch], MAX_WARPS[target.arch] // warps, register_warps // warps]
-    if shared_bytes:
-        rooms.append(target.sm_shared_bytes // round_up(shared_bytes, SHARED_UNIT_BYTES))
-    return min(rooms)
-
-
-def round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 def resolve(store: Store, names: Iterable[str]) -> tuple[ResolvedProgram, ...]:

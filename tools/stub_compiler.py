@@ -1,5 +1,6 @@
 """A compile process that compiles nothing: real cubins, stamped with what was asked for; for faults and stress."""
 
+import os
 from collections.abc import Callable, Mapping
 
 from planfreeze.compilers import CompiledProgram
@@ -47,6 +48,11 @@ class StubWorker:
             launch=base.launch,
             companions=tuple((name, content + stamp) for name, content in base.companions),
         )
+
+    @property
+    def pid(self) -> int:
+        """Number of the builder's own process."""
+        return os.getpid()
 
     def kill(self) -> None:
         """Do nothing: there is no process."""

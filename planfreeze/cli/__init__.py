@@ -10,6 +10,7 @@ import typer
 from planfreeze.cli.building import build_command, plan_command
 from planfreeze.cli.checking import explain_command, replay_command
 from planfreeze.cli.diagnosing import doctor_command
+from planfreeze.cli.inspecting import compare_command, show_command
 from planfreeze.cli.keeping import gc_command, ls_command, verify_command
 from planfreeze.cli.output import exit_codes, print_result
 from planfreeze.cli.packing import pack_command, unpack_command
@@ -67,6 +68,16 @@ EXAMPLES = {
         "gc --dry-run --store store  # what would go",
         "gc --max-age 30 --max-bytes 2000000000 --store store  # older than 30 days, then all above 2 GB",
     ),
+    "show": (
+        "show split_fc1 tile_m=8 --plan ds41-tp4-sm_90a --store store  # the programs of a family with such a field",
+        "show 3f9a0c1d77e2 --sass --store store  # one, by how its key or a digest begins, with its machine code",
+        "show --pack ds41.pfz  # a line for each program of a pack",
+    ),
+    "diff": (
+        "diff before after  # all plans of two stores or packs; status 1 if anything differs",
+        "diff ds41-tp4-sm_90a@before.pfz ds41-tp4-sm_90a --store store  # a plan of a pack with that of a store",
+        "diff kernels-sm_90a@sha256:ROOT kernels-sm_90a --store store  # a plan as it was, by its root",
+    ),
     "record": (
         "record -o kernels.json -- python run.py  # first, on the machine with the GPU",
         "build --plan kernels.json --store store  # then, on any machine with the compilers",
@@ -108,6 +119,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "build": build_command,
     "replay": replay_command,
     "explain": explain_command,
+    "show": show_command,
+    "diff": compare_command,
     "verify": verify_command,
     "pack": pack_command,
     "unpack": unpack_command,

@@ -37,15 +37,27 @@ def build_command(
     request: PlanRequest,
     plan: RecordingOption = None,
     store: StoreOption = None,
+    max_registers: Annotated[
+        int | None, typer.Option("--max-registers", min=1, help="Most registers a thread of any program may have.")
+    ] = None,
+    no_spills: Annotated[bool, typer.Option("--no-spills", help="Take no program that spills registers.")] = False,
+    min_ctas_per_sm: Annotated[
+        int | None, typer.Option("--min-ctas-per-sm", min=1, help="Fewest CTAs of any program an SM has room for.")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=0, help="Compile processes; 0: one per core.")] = 0,
     trust_store: TrustOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Compile what is missing, publish it, and freeze the plan."""
+    """Compile what is missing, publish it, and freeze the plan.
+
+    Status 1 if a program fails or exceeds a budget; nothing is frozen in the latter case.
+    """
     import os
+    from dataclasses import replace
 
     from planfreeze import reports
+    from planfreeze.budgets import Budget
     from planfreeze.builds import build_plans
     from planfreeze.errors import BuildIncomplete
     from planfreeze.progress import build_progress
@@ -53,6 +65,8 @@ def build_command(
 
     with exit_codes():
         plans = declare_plans(request, plan)
+        budget = Budget(max_registers=max_registers, no_spills=no_spills, min_ctas_per_sm=min_ctas_per_sm)
+        plans = tuple(replace(wanted, budgets=(*wanted.budgets, budget)) for wanted in plans)
         opened = open_store(store, writable=True, is_trusted=trust_store)
         opened.check_trust()
         total = sum(len(wanted.payloads) for wanted in plans)
@@ -77,5 +91,8 @@ def build_command(
                 print_note(f"{name} was compiled twice, at first: {outcome.earlier}", is_quiet=quiet)
             if outcome.status == "failed":
                 typer.echo(f"error: {name}: {outcome.reason}", err=True)
-        if report.count("failed"):
-            raise BuildIncomplete(report.count("failed"), len(report.outcomes))
+        for excess in report.excesses:
+            typer.echo(f"error: {excess}", err=True)
+        if report.count("failed") or report.excesses:
+            exceeding = len({(excess.program, excess.arch) for excess in report.excesses})
+            raise BuildIncomplete(report.count("failed"), exceeding, len(report.outcomes))

@@ -80,7 +80,7 @@ def explain_command(
     For every architecture; a payload that is not stored comes with the nearest one that is. Families and fields are
     those that planfreeze plan lists.
     """
-    from planfreeze import reports
+    from planfreeze import program_reports
     from planfreeze.errors import ProgramNotStored
     from planfreeze.explanations import explain
     from planfreeze.settings import toolchain_cache
@@ -92,8 +92,8 @@ def explain_command(
             explain(family, fields or [], target(name), opened, toolchains=toolchain_cache()) for name in arch or ARCHS
         ]
         print_result(
-            reports.explanation_json(explained) if as_json else None,
-            lambda: reports.explanation_text(explained),
+            program_reports.explanation_json(explained) if as_json else None,
+            lambda: program_reports.explanation_text(explained),
         )
         if not any(found.is_stored for found in explained):
             raise ProgramNotStored(family, tuple(found.arch for found in explained), str(opened.path))

@@ -18,11 +18,14 @@ class CompiledProgram:
     ----------
     companions : tuple of (str, bytes)
         What else a compiler's own runtime needs to launch the program, by name.
+    log : str
+        What the assembler said of the program.
     """
 
     cubin: bytes
     launch: LaunchInfo
     companions: tuple[tuple[str, bytes], ...] = ()
+    log: str = ""
 
 
 def load_kernel(reference: str) -> Any:

@@ -14,6 +14,7 @@ from planfreeze.compilers.captures import check_captures
 from planfreeze.compilers.dumps import check_libraries, clear_dump_folder, read_module
 from planfreeze.compilers.launches import read_launch
 from planfreeze.constants import thaw_constant
+from planfreeze.elf import read_cubin
 from planfreeze.errors import CompileFailed, ContradictoryMarking
 from planfreeze.family import Argument, CuteSource
 from planfreeze.key import COMPILE_OPTIONS
@@ -21,6 +22,7 @@ from planfreeze.target import Target
 
 __all__ = ["compile_program"]
 
+ASSEMBLER_REMARKS = "remarks{ptx}"
 NUMBERS = {
     "bool": cutlass.Boolean,
     **{
@@ -69,6 +71,9 @@ def compile_program(
     if not cubin:
         raise CompileFailed(source.kernel, "the DSL gave no cubin")
     launch = source.launch or read_launch(source.kernel, read_module(dumps), str(compiled.ir_module))
+    if any(function.stack_bytes for function in read_cubin(bytes(cubin)).kernels):
+        # Only for what the assembler prints of it: the option that makes it print is kept in the cubin.
+        cute.compile(kernel, *passed, options=f"{COMPILE_OPTIONS['cute']} {ASSEMBLER_REMARKS}")
     return CompiledProgram(cubin=bytes(cubin), launch=launch)
 
 

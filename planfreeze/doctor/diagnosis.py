@@ -1,19 +1,18 @@
 """Diagnoses: whether frozen serving would work here, what a guard watches here, what still needs a compiler."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from planfreeze.cache.readable import open_readable
-from planfreeze.cache.store import Store
 from planfreeze.doctor.knobs import find_differing, find_hindering
 from planfreeze.doctor.machine import Machine, find_machine
 from planfreeze.errors import GuardAsleep, PlanfreezeError, StoreMissing
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard.unseen import UNSEEN, Unseen
 from planfreeze.key import COMPILE_ENVIRONMENT
+from planfreeze.notes import read_note
 from planfreeze.resolve import PlanReference, check_kernels, find_plan
 from planfreeze.runs.guarded import make_environment
 from planfreeze.runs.questions import ask_device, ask_driver_library, ask_guard
@@ -207,18 +206,9 @@ def check_store(
         except PlanfreezeError as error:
             yield Finding(level="problem", what=f"{reference}: {error}", exit_code=error.exit_code)
             continue
-        if isinstance(store, Store):  # a pack has no notes
-            for entry in plan.entries:
-                made_with.update(read_environment(store.get_note(entry.key)))
-
-
-def read_environment(note: bytes | None) -> dict[str, dict[str, str]]:
-    """Return from a program's note the dialect and the environment it was compiled with; empty when it is not told."""
-    try:
-        told = json.loads(note or b"{}")
-        return {str(told["dialect"]): {str(name): str(value) for name, value in told["environment"].items()}}
-    except (ValueError, KeyError, TypeError, AttributeError):  # nothing proves a note
-        return {}
+        for entry in plan.entries:
+            note = read_note(entry.key, store)
+            made_with.update({note.dialect: note.environment} if note.environment else {})
 
 
 def check_environment(environ: Mapping[str, str], made_with: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from planfreeze.errors import (
     families,
     guarding,
     host_objects,
+    inspecting,
     models,
     packing,
     recording,
@@ -25,6 +26,7 @@ from planfreeze.errors.checkpoints import *
 from planfreeze.errors.families import *
 from planfreeze.errors.guarding import *
 from planfreeze.errors.host_objects import *
+from planfreeze.errors.inspecting import *
 from planfreeze.errors.models import *
 from planfreeze.errors.packing import *
 from planfreeze.errors.recording import *
@@ -43,6 +45,7 @@ __all__ = [
     *families.__all__,
     *guarding.__all__,
     *host_objects.__all__,
+    *inspecting.__all__,
     *models.__all__,
     *packing.__all__,
     *recording.__all__,

@@ -4,22 +4,31 @@ import shlex
 
 from planfreeze.errors.base import PlanfreezeError
 
-__all__ = ["BuildIncomplete", "PlanDiffers", "ProgramNotStored", "ServingHindered", "StoreOverBudget"]
+__all__ = [
+    "BuildIncomplete",
+    "PlanDiffers",
+    "ProgramNotStored",
+    "ProgramsDiffer",
+    "ServingHindered",
+    "StoreOverBudget",
+]
 
 
 class BuildIncomplete(PlanfreezeError):
-    """Programs of a build did not compile."""
+    """Programs of a build did not compile, or take more of a GPU than their plan allows."""
 
     exit_code = 1
 
-    def __init__(self, failed: int, programs: int) -> None:
-        super().__init__(failed, programs)
-        self.failed, self.programs = failed, programs
+    def __init__(self, failed: int, exceeding: int, programs: int) -> None:
+        super().__init__(failed, exceeding, programs)
+        self.failed, self.exceeding, self.programs = failed, exceeding, programs
 
     def __str__(self) -> str:
+        counts = {"did not compile": self.failed, "exceed a budget": self.exceeding}
+        found = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
         return (
-            f"{self.failed} of {self.programs} programs did not compile, each named above. A plan is frozen only "
-            f"when it is whole. What did compile stays. Mend those kernels, and run the same command again"
+            f"of {self.programs} programs {found}, each named above. A plan is frozen only when it is whole and keeps "
+            f"its budgets. What did compile stays. Mend those kernels, and run the same command again"
         )
 
 
@@ -53,6 +62,22 @@ class ProgramNotStored(PlanfreezeError):
         return (
             f"{self.store} has no such program of {self.family} for {', '.join(self.archs)}. A frozen session never "
             f"compiles one. Run what the explanation ends with, or see what is planned: planfreeze plan --model MODEL"
+        )
+
+
+class ProgramsDiffer(PlanfreezeError):
+    """What is compared does not hold the same programs."""
+
+    exit_code = 1
+
+    def __init__(self, before: str, after: str, summary: str) -> None:
+        super().__init__(before, after, summary)
+        self.before, self.after, self.summary = before, after, summary
+
+    def __str__(self) -> str:
+        return (
+            f"{self.before} and {self.after} differ: {self.summary}. A frozen plan serves only the programs it was "
+            f"frozen with. To see one of them whole, run: planfreeze show KEY"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from planfreeze.budgets import BUDGETS, Budget, is_budget_table, read_budgets
 from planfreeze.errors import (
     InvalidModelField,
     MissingModelField,
@@ -55,6 +56,8 @@ class Model:
         Architecture planned for when none is asked for and the machine has no device.
     default_tp : int, optional
         Ranks the model is usually served on; None where nobody said.
+    budgets : tuple of Budget
+        What its programs may take of a GPU.
     programs : str
         Function that lists the model's payloads, as "module:attribute".
 
@@ -76,6 +79,7 @@ class Model:
     capacities: tuple[int, ...] = DEFAULT_CAPACITIES
     default_arch: str = "sm_120a"
     default_tp: int | None = None
+    budgets: tuple[Budget, ...] = ()
     programs: str = "planfreeze.kernels.moe.programs:enumerate_programs"
 
 
@@ -116,6 +120,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "capacities": (f"a list, each {COUNT}", is_list_of(is_count)),
     "default_arch": ("the name of an architecture", lambda value: isinstance(value, str)),
     "default_tp": (COUNT, is_count),
+    "budgets": (f"a table of {', '.join(BUDGETS)} (true), or of such tables by family", is_budget_table),
     "programs": ("a function as module:attribute", is_reference),
 }
 REQUIRED = ("hidden", "intermediate", "experts", "top_k", "weight_format")
@@ -142,6 +147,7 @@ def check_model(fields: Mapping[str, Any], *, path: str, name: str) -> Model:
         target(fields["default_arch"])
     freeze: Mapping[str, Callable[[Any], object]] = {
         "activation_limit": float,
+        "budgets": read_budgets,
         "capacities": lambda items: tuple(sorted(set(items))),
         "id_types": lambda items: tuple(id_type for id_type in ID_TYPES if id_type in items),
     }

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 import planfreeze
+from planfreeze.cache.readable import open_readable
 from planfreeze.errors import InvalidArgument, SessionState, UnplannedProgram
+from planfreeze.facts import planned_facts
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
+from planfreeze.resolve import PlanReference, find_plan, planned_programs
 from planfreeze.sessions import Session
 
 pytestmark = pytest.mark.gpu
@@ -46,6 +49,14 @@ def test_each_program_launches_from_two_places_many_times(session: Session) -> N
             rows, out = make_rows()
             bind(rows, out, TOKENS).launch()
             assert torch.equal(out, expected(rows))
+
+
+def test_the_driver_keeps_as_many_blocks_resident_as_the_facts_of_a_program_say(session: Session) -> None:
+    store = open_readable(os.environ["PLANFREEZE_TEST_PACK"], is_trusted=True)
+    plan = find_plan(store, PlanReference.parse(PLAN))
+    for planned, facts in zip(planned_programs(plan), planned_facts(plan, store), strict=True):
+        program = session.program(planned.payload)
+        assert program.resident_blocks == facts.resident_ctas * program.device.sm_count, facts.name
 
 
 def test_a_launch_works_on_a_side_stream_and_in_a_graph(session: Session) -> None:

@@ -119,24 +119,9 @@ def run_script(tmp_path: Path) -> RunScript:
 
 
 @pytest.fixture(scope="session")
-def oldest_triton(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
-    """A Python with Triton 3.6: the one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front."""
-    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
-    if named:
-        return Interpreter(named)
-    folder = tmp_path_factory.mktemp("triton36")
-    # Constraints of the environment pin the other version.
-    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    done = subprocess.run(
-        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.fail(
-            f"Triton {OLDEST_TRITON} is part of what is promised and cannot be installed here. Set "
-            f"PLANFREEZE_TEST_TRITON36 to a Python that has it.\n{done.stderr}"
-        )
-    return Interpreter(sys.executable, (str(folder),))
+def oldest_triton(oldest_triton_python: tuple[str, tuple[str, ...]]) -> Interpreter:
+    """A Python with Triton 3.6."""
+    return Interpreter(*oldest_triton_python)
 
 
 @pytest.fixture(params=["installed", OLDEST_TRITON])

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_catalog_lists_its_models() -> None:
 def test_a_catalog_model_has_its_published_dimensions(
     name: str, hidden: int, intermediate: int, experts: int, top_k: int, tp: int
 ) -> None:
-    assert load_model(name) == Model(
+    assert replace(load_model(name), budgets=()) == Model(
         name=name,
         hidden=hidden,
         intermediate=intermediate,

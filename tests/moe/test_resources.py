@@ -13,7 +13,6 @@ import pytest
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
-from planfreeze.family import LaunchInfo
 from planfreeze.models import PlanOptions, load_model
 from planfreeze.plans import make_plan
 from planfreeze.target import target
@@ -94,29 +93,6 @@ def test_enough_blocks_of_every_product_fit_an_sm(programs: tuple[Any, ...], arc
             assert found.blocks >= least, program.name
             rooms[program.payload.csf_inline].append(found.blocks)
     assert sorted(rooms[True]) == sorted(rooms[False])
-
-
-@pytest.mark.parametrize(
-    ("registers", "shared_bytes", "threads", "arch", "blocks"),
-    [
-        (32, 0, 128, "sm_90a", 16),
-        # 22 warps of 96 registers are 20 in whole quarters: four blocks of five warps.
-        (96, 0, 160, "sm_90a", 4),
-        (97, 0, 160, "sm_90a", 3),
-        (128, 0, 160, "sm_90a", 3),
-        (32, 57 * 1024, 128, "sm_90a", 4),
-        (32, 57 * 1024 + 1, 128, "sm_90a", 3),
-        (16, 0, 32, "sm_90a", 32),
-        (16, 0, 32, "sm_120a", 24),
-        (32, 36864, 128, "sm_120a", 2),
-        (40, 0, 1024, "sm_120a", 1),
-    ],
-)
-def test_room_is_the_least_that_registers_shared_memory_and_threads_leave(
-    registers: int, shared_bytes: int, threads: int, arch: str, blocks: int
-) -> None:
-    launch = LaunchInfo(block=(threads, 1, 1))
-    assert resources.count_blocks(registers, shared_bytes, launch, target(arch)) == blocks
 
 
 def test_the_document_is_what_the_tool_writes(programs: tuple[Any, ...]) -> None:
