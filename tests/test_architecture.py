@@ -47,7 +47,7 @@ LAYERS = (
     ("serving", "differences"),
     ("recorders",),
     ("inheritance", "startup"),
-    ("process_session", "reports", "program_reports", "store_reports", "runs", "doctor"),
+    ("process_session", "reports", "program_reports", "store_reports", "pages", "runs", "doctor"),
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -18,7 +18,7 @@ DS41 = ("--model", "ds41", "--tp", "4", "--arch", "sm_90a")
 MODEL = (*DS41, "--capacity", "64", "--ids", "int32", "--inline-limit", "64")
 # One capacity, one type of ids, nothing above the limit: as few programs as a model of this size can have.
 FAMILIES = ("act_quant", "route_plan", "split_fc1", "split_fc2", "topk_sum")
-COMMANDS = ("plan", "build", "replay", "explain", "show", "record", "run", "doctor")
+COMMANDS = ("plan", "build", "replay", "explain", "show", "record", "report", "run", "doctor")
 
 
 def run(*arguments: str | Path) -> tuple[int, str, str]:

@@ -14,6 +14,7 @@ from planfreeze.cli.inspecting import show_command
 from planfreeze.cli.keeping import gc_command, ls_command, verify_command
 from planfreeze.cli.packing import pack_command, unpack_command
 from planfreeze.cli.recording import diff_command, record_command
+from planfreeze.cli.reporting import report_command
 from planfreeze.cli.running import run_command
 
 __all__ = ["app", "main"]
@@ -49,6 +50,10 @@ EXAMPLES = {
     "unpack": ("unpack ds41.pfz --store store",),
     "ls": ("ls --store store",),
     "gc": ("gc --dry-run --store store",),
+    "report": (
+        "report -o report.html --store store",
+        "report -o report.html --plan kernels-sm_90a --recording kernels.json --store store",
+    ),
 }
 
 
@@ -78,6 +83,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "ls": ls_command,
     "gc": gc_command,
     "record": record_command,
+    "report": report_command,
 }
 for name, command in COMMANDS.items():
     app.command(name, epilog=show_examples(name))(command)
