@@ -1,6 +1,7 @@
 """Notes: where a program came from, kept beside its record. Nothing proves a note and nothing depends on one."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,10 @@ class Note:
         When the compile began, in Unix time, and how long it took.
     worker : int
         Number of the process that compiled it.
+    build : str
+        A token of the build that made it.
+    slot : int
+        Which of the processes of that build at a time, counted from 0.
     log : str
         What the assembler said of it.
     """
@@ -56,6 +61,8 @@ class Note:
     started_s: float = 0.0
     seconds: float = 0.0
     worker: int = 0
+    build: str = ""
+    slot: int = 0
     python: str = ""
     log: str = ""
 
@@ -75,7 +82,7 @@ class Note:
 
 
 def is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def is_text(value: Any) -> bool:
@@ -87,9 +94,9 @@ def are_texts(value: Any) -> bool:
 
 
 KINDS = {
-    **dict.fromkeys(("program", "arch", "dialect", "toolchain", "python", "log"), is_text),
+    **dict.fromkeys(("program", "arch", "dialect", "toolchain", "python", "build", "log"), is_text),
     **dict.fromkeys(("environment", "labels"), are_texts),
-    **dict.fromkeys(("started_s", "seconds", "worker"), is_number),
+    **dict.fromkeys(("started_s", "seconds", "worker", "slot"), is_number),
 }
 
 

@@ -2,7 +2,7 @@
 
 from planfreeze.target import Target
 
-__all__ = ["count_blocks"]
+__all__ = ["count_blocks", "count_register_warps"]
 
 # Source: CUDA occupancy calculator, which is the same for compute capabilities 9.0 and 12.0.
 WARP = 32
@@ -31,14 +31,19 @@ def count_blocks(*, registers: int, shared_bytes: int, threads: int, target: Tar
     Clusters can leave room unused, when an SM group has too few SMs for one more.
     """
     warps = round_up(threads, WARP) // WARP
-    register_warps = target.max_registers // (WARP * max(REGISTER_UNIT, round_up(registers, REGISTER_UNIT)))
     shared_bytes = max(target.reserved_shared_bytes, round_up(shared_bytes, SHARED_UNIT_BYTES))
     return min(
         target.max_blocks,
         target.max_warps // warps,
-        register_warps // WARP_UNIT * WARP_UNIT // warps,
+        count_register_warps(registers, target) // warps,
         target.sm_shared_bytes // shared_bytes,
     )
+
+
+def count_register_warps(registers: int, target: Target) -> int:
+    """Return how many warps the registers of an SM are enough for, whatever else limits them."""
+    warps = target.max_registers // (WARP * max(REGISTER_UNIT, round_up(registers, REGISTER_UNIT)))
+    return warps // WARP_UNIT * WARP_UNIT
 
 
 def round_up(value: int, unit: int) -> int:

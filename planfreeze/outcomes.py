@@ -2,7 +2,7 @@
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planfreeze.cache.digest import digest_of
@@ -25,7 +25,15 @@ from planfreeze.notes import Note
 from planfreeze.record import ProgramRecord
 from planfreeze.workers import Task, Worker
 
-__all__ = ["Outcome", "compile_program", "find_stored"]
+__all__ = ["Outcome", "Place", "compile_program", "find_stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a program is compiled: a build, by a token of its own, and the slot of that build, counted from 0."""
+
+    build: str
+    slot: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +97,7 @@ def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:
     )
 
 
-def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outcome:
+def compile_program(program: KeyedProgram, store: Store, worker: Worker, place: Place) -> Outcome:
     """Compile one program and publish it: the cubin and its companions first, the record last."""
     task = Task(program.family.reference, program.payload, program.target, program.sources)
     started, started_s = time.monotonic(), time.time()
@@ -104,7 +112,7 @@ def compile_program(program: KeyedProgram, store: Store, worker: Worker) -> Outc
         reason = f"record {published.offered} differs from {published.digest}, stored for the same inputs"
         return Outcome(program=program, status="failed", seconds=seconds, reason=f"not reproducible: {reason}")
     note = describe_compile(program, worker, compiled.log, started_s, seconds)
-    store.put_note(program.key.digest, note.encode())
+    store.put_note(program.key.digest, replace(note, build=place.build, slot=place.slot).encode())
     return Outcome(
         program=program,
         status="compiled",

@@ -54,6 +54,8 @@ def facts_json(facts: "ProgramFacts") -> dict[str, Any]:
             "started_s": note.started_s or None,
             "seconds": note.seconds or None,
             "worker": note.worker or None,
+            "build": note.build or None,
+            "slot": note.slot if note.build else None,
         },
     }
 

@@ -1,6 +1,7 @@
 """Slots: compile processes at work side by side on the programs of one build."""
 
 import queue
+import secrets
 import threading
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from dataclasses import replace
 from planfreeze.cache.store import Store
 from planfreeze.errors import KeyLocked, WorkerDied
 from planfreeze.keyed import KeyedProgram
-from planfreeze.outcomes import Outcome, compile_program, find_stored
+from planfreeze.outcomes import Outcome, Place, compile_program, find_stored
 from planfreeze.target import Target
 from planfreeze.workers import Worker
 
@@ -38,10 +39,10 @@ def build_programs(programs: list[KeyedProgram], store: Store, jobs: int) -> Ite
     if not missing:
         return
     outcomes: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
-    board = Board(missing)
+    board, build = Board(missing), secrets.token_hex(8)
     slots = [
-        threading.Thread(target=run_slot, args=(board, store, outcomes), daemon=True)
-        for _ in range(max(1, min(jobs, len(missing))))
+        threading.Thread(target=run_slot, args=(board, Place(build, number), store, outcomes), daemon=True)
+        for number in range(max(1, min(jobs, len(missing))))
     ]
     for slot in slots:
         slot.start()
@@ -119,8 +120,9 @@ class BuildStoppedError(Exception):
 class Slot:
     """One compile process at a time, replaced when the target changes or it dies."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, place: Place) -> None:
         self._board = board
+        self._place = place
         self._worker: Worker | None = None
 
     @property
@@ -154,7 +156,7 @@ class Slot:
         if self._worker is None:
             self._worker = self._board.start_worker(program.target)
         try:
-            return compile_program(program, store, self._worker)
+            return compile_program(program, store, self._worker, self._place)
         except WorkerDied as error:
             if self._board.is_stopped:
                 raise BuildStoppedError from error
@@ -168,9 +170,9 @@ class Slot:
             self._worker = None
 
 
-def run_slot(board: Board, store: Store, outcomes: "queue.SimpleQueue[Outcome | BaseException]") -> None:
+def run_slot(board: Board, place: Place, store: Store, outcomes: "queue.SimpleQueue[Outcome | BaseException]") -> None:
     """Take programs off the board until none is left; a program another builder is at work on is put aside."""
-    slot = Slot(board)
+    slot = Slot(board, place)
     try:
         while (taken := board.take(slot.target)) is not None:
             program, since = taken

@@ -56,6 +56,7 @@ LAYERS = (
         "program_reports",
         "comparison_reports",
         "store_reports",
+        "pages",
         "runs",
         "doctor",
     ),

@@ -1,12 +1,14 @@
 """Builds: missing programs are compiled once, published one by one, and frozen when all are there."""
 
 import importlib
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,6 +194,21 @@ def test_note_says_where_a_program_comes_from(built):
         note = json.loads(built.store.get_note(outcome.program.key.digest))
         assert note["program"] == outcome.program.name and note["arch"] == "sm_90a"
         assert note["toolchain"].split()[0] in ("triton", "cute") and note["seconds"] > 0
+
+
+def test_note_says_in_which_build_when_and_in_which_slot_a_program_was_compiled(build, toys, empty):
+    add, before = toys.families.AddPayload, time.time()
+    build(empty, toys.plan(add(block=16), add(block=32), add(block=64)), jobs=2)
+    names = set(list_names(empty, "note"))
+    first = [json.loads(empty.get_note(name)) for name in names]
+    build(empty, toys.plan(add(block=16), add(block=128)))
+    (last,) = (json.loads(empty.get_note(name)) for name in list_names(empty, "note") if name not in names)
+    assert {note["slot"] for note in first} == {0, 1} and last["slot"] == 0
+    assert len({note["build"] for note in first}) == 1 and last["build"] != first[0]["build"]
+    spans = sorted((note["slot"], note["started_s"], note["started_s"] + note["seconds"]) for note in (*first, last))
+    assert all(before - 0.01 <= began <= ended <= time.time() + 0.01 for _, began, ended in spans)
+    pairs = [(early, late) for early, late in itertools.pairwise(spans) if early[0] == late[0]]
+    assert pairs and all(late[1] >= early[2] - 0.01 for early, late in pairs), "a slot compiles one at a time"
 
 
 def test_text_edited_after_it_was_keyed_publishes_nothing(toys, empty, toolchains, make_package):

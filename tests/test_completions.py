@@ -93,7 +93,7 @@ def test_models_families_and_modes_are_offered(tmp_path: Path) -> None:
     "line",
     [
         *("replay --store PLACE --plan ", "verify --store PLACE --plan t", "pack --store PLACE --plan "),
-        *("show --store PLACE --plan ", "diff --store PLACE "),
+        *("show --store PLACE --plan ", "diff --store PLACE ", "report --store PLACE --plan "),
         *("run --store PLACE --plan ", "doctor --store PLACE --plan ", "plan diff --store PLACE "),
     ],
 )

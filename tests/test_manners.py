@@ -48,6 +48,7 @@ INVOCATIONS = {
     "explain": ("explain toys.families:add block=64 --arch sm_90a --store PLACE/store", 0),
     "show": ("show --store PLACE/store", 0),
     "diff": ("diff PLACE/store PLACE/store", 0),
+    "report": ("report -o PLACE/report.html --recording PLACE/kernels.json --store PLACE/store", 0),
     "verify": ("verify --store PLACE/store", 0),
     "pack": ("pack --plan toys-tp1-sm_90a --store PLACE/store -o PLACE/again.pfz", 0),
     "unpack": ("unpack PLACE/toys.pfz --store PLACE/unpacked", 0),

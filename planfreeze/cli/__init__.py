@@ -15,6 +15,7 @@ from planfreeze.cli.keeping import gc_command, ls_command, verify_command
 from planfreeze.cli.output import exit_codes, print_result
 from planfreeze.cli.packing import pack_command, unpack_command
 from planfreeze.cli.recording import diff_command, record_command
+from planfreeze.cli.reporting import report_command
 from planfreeze.cli.running import run_command
 
 __all__ = ["app", "main"]
@@ -92,6 +93,11 @@ EXAMPLES = {
         "doctor  # this machine, the guard, and the usual store",
         "doctor --store store --plan ds41-tp4-sm_90a --json  # one plan that has to be there, for a program to read",
     ),
+    "report": (
+        "report -o report.html --store store  # all plans that have a name",
+        "report -o report.html --plan kernels-sm_90a --recording kernels.json --store store  # and what a run used",
+        "report --json --store ds41.pfz  # the facts of the page alone, of a pack",
+    ),
 }
 
 
@@ -127,6 +133,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "ls": ls_command,
     "gc": gc_command,
     "record": record_command,
+    "report": report_command,
 }
 for name, command in COMMANDS.items():
     app.command(name, epilog=show_examples(name))(command)

@@ -12,6 +12,7 @@ from planfreeze.errors import (
     models,
     packing,
     recording,
+    reporting,
     running,
     serving,
     shards,
@@ -30,6 +31,7 @@ from planfreeze.errors.inspecting import *
 from planfreeze.errors.models import *
 from planfreeze.errors.packing import *
 from planfreeze.errors.recording import *
+from planfreeze.errors.reporting import *
 from planfreeze.errors.running import *
 from planfreeze.errors.serving import *
 from planfreeze.errors.shards import *
@@ -49,6 +51,7 @@ __all__ = [
     *models.__all__,
     *packing.__all__,
     *recording.__all__,
+    *reporting.__all__,
     *running.__all__,
     *serving.__all__,
     *shards.__all__,
