@@ -38,7 +38,7 @@ LAYERS = (
     ("plans",),
     ("frozen_plans",),
     ("resolve", "explanations", "compilers", "holdings", "recordings", "tuning"),
-    ("device", "binding", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
+    ("device", "binding", "launching", "scratch", "workers", "programs", "guard", "processes", "keyed", "verification"),
     ("plan_sources",),
     ("nearest", "statistics", "outcomes", "slots", "builds", "sessions", "replays"),
     ("packs", "collection", "repairs"),
