@@ -9,7 +9,7 @@ from planfreeze.key import Key, dialect_of, make_key, source_roots
 from planfreeze.payload import Payload
 from planfreeze.plans import Plan
 from planfreeze.resolve import program_name
-from planfreeze.sources import Sources, read_sources
+from planfreeze.sources import ModuleText, Sources, read_sources
 from planfreeze.target import Target
 from planfreeze.toolchain import Toolchain, find_toolchain
 
@@ -62,6 +62,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
     """
     installed: dict[str, Toolchain] = {}
     read: dict[tuple[str, ...], Sources] = {}
+    known: dict[str, ModuleText | None] = {}
     keyed: list[KeyedProgram | UnkeyedProgram] = []
     for family, payload in plan.programs:
         definition = family.define(payload, plan.target)
@@ -69,7 +70,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
         if dialect not in installed:
             installed[dialect] = find_toolchain(dialect, toolchains)
         try:
-            sources = read.setdefault(roots, read.get(roots) or read_sources(roots))
+            sources = read.setdefault(roots, read.get(roots) or read_sources(roots, known))
         except (SourceUnreadable, UnparsableSource) as error:
             keyed.append(UnkeyedProgram(payload=payload, target=plan.target, reason=str(error)))
             continue

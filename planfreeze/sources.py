@@ -1,7 +1,6 @@
 """The text of kernels: which modules make a program, their digests, and loading exactly that text."""
 
 import ast
-import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -18,7 +17,7 @@ import msgpack
 from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
 from planfreeze.module_files import find_source, is_beside
 
-__all__ = ["Sources", "check_sources", "find_source", "hash_source", "load_exactly", "read_sources"]
+__all__ = ["ModuleText", "Sources", "check_sources", "find_source", "hash_source", "load_exactly", "read_sources"]
 
 # The kernels that ship with planfreeze are their own scope: the rest of planfreeze makes no code.
 KERNELS_SCOPE = "planfreeze.kernels"
@@ -36,13 +35,27 @@ class Sources:
         return hashlib.sha256(msgpack.packb(self.modules)).hexdigest()
 
 
-def read_sources(roots: Iterable[str]) -> Sources:
+@dataclass(frozen=True, slots=True)
+class ModuleText:
+    """What the text of a module says: its sha256, and the modules that are followed from it."""
+
+    digest: str
+    followed: tuple[str, ...]
+
+
+def read_sources(roots: Iterable[str], known: dict[str, ModuleText | None] | None = None) -> Sources:
     """Find and hash the modules that ``roots`` reach by import statements.
 
     Followed are a module's own top-level package, the modules and packages that lie beside it in a folder of one's
     own, and the kernels that ship with planfreeze.
 
     Found from the text alone: nothing is imported.
+
+    Parameters
+    ----------
+    known : dict, optional
+        Modules that were read before and are not read again; those that are read now are added. Programs that are keyed
+        together share one, so that all of them stand for the text of one moment.
 
     Raises
     ------
@@ -56,26 +69,39 @@ def read_sources(roots: Iterable[str]) -> Sources:
     Not followed: what is installed (unless it is the root's own package), the standard library, compilers,
     extension modules, and imports that are no statements.
     """
+    known = {} if known is None else known
     digests: dict[str, str] = {}
     waiting = list(roots)
     required = set(waiting)
+    seen: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name in digests:
+        if name in seen:
             continue
-        path = find_source(name)
-        if path is None:
-            if name in required:
-                raise SourceUnreadable(name)
-            continue
-        text = path.read_bytes()
-        digests[name] = hashlib.sha256(text).hexdigest()
-        waiting += [
-            found
-            for found in (*parents(name), *imported_names(name, path, text))
-            if is_within(found, scope_of(name)) or is_within(found, KERNELS_SCOPE) or is_beside(found, name)
-        ]
+        seen.add(name)
+        if name not in known:
+            known[name] = read_module(name)
+        module = known[name]
+        if module is not None:
+            digests[name] = module.digest
+            waiting += module.followed
+        elif name in required:
+            raise SourceUnreadable(name)
     return Sources(tuple(sorted(digests.items())))
+
+
+def read_module(name: str) -> ModuleText | None:
+    """Read one module; None when it has no text: a namespace, an extension, no module at all."""
+    path = find_source(name)
+    if path is None:
+        return None
+    text = path.read_bytes()
+    followed = (
+        found
+        for found in (*parents(name), *imported_names(name, path, text))
+        if is_within(found, scope_of(name)) or is_within(found, KERNELS_SCOPE) or is_beside(found, name)
+    )
+    return ModuleText(hashlib.sha256(text).hexdigest(), tuple(followed))
 
 
 def check_sources(expected: Sources) -> tuple[str, ...]:
@@ -124,22 +150,33 @@ def parents(name: str) -> Iterator[str]:
         yield name
 
 
-@functools.cache
 def imported_names(name: str, path: Path, text: bytes) -> tuple[str, ...]:
-    """Return every dotted name an import statement of a module can load; the families of a plan share modules."""
+    """Return every dotted name an import statement of a module can load."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise UnparsableSource(name, str(path), str(error)) from error
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = imported_from(package, node)
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return tuple(dict.fromkeys(found))
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield every statement of a module, also those inside of others; no expression holds one."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            held = getattr(node, part, ())
+            if isinstance(held, list):  # of an expression such as a lambda or a conditional one, it is no list
+                waiting += held
 
 
 def imported_from(package: str, node: ast.ImportFrom) -> str:

@@ -1,5 +1,6 @@
 """Toolchains: the compilers installed here, by name, version and content."""
 
+import csv
 import functools
 import hashlib
 import os
@@ -103,11 +104,13 @@ def host_compiler() -> str:
 def list_files(distribution: metadata.Distribution) -> list[tuple[str, str]]:
     """Return name and path of every file that belongs to a distribution's content."""
     name = distribution.name  # read from its metadata each time it is asked for
-    if distribution.files is None:
+    record = distribution.read_text("RECORD")
+    if record is None:
         raise ToolchainUnreadable(name, "has no list of its files (RECORD)")
-    return [
-        (f"{name}/{file}", str(distribution.locate_file(file))) for file in distribution.files if is_content(str(file))
-    ]
+    # Read here: importlib.metadata makes objects of every line, which took a tenth of a build that finds everything.
+    files = (row[0] for row in csv.reader(record.splitlines()) if row)
+    root = str(distribution.locate_file(""))
+    return [(f"{name}/{file}", f"{root}/{file}") for file in files if is_content(file)]
 
 
 def check_origin(distribution: str, module: str, files: list[tuple[str, str]]) -> None:
