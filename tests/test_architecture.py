@@ -25,6 +25,7 @@ LAYERS = (
         "elf",
         "hooks",
         "host_objects",
+        "memory",
         "module_files",
         "sources",
         "toolchain",
