@@ -83,7 +83,8 @@ def budget_tables(budgets: Figures, launches: Figures | None) -> str:
     """Return a table for each machine."""
     parts = [
         f"""
-Without a device: {describe(budgets)}. `tools/budgets.py` measured it.
+Without a device: {describe(budgets)}.
+`tools/budgets.py` measured it.
 
 {ratio_table(budgets["rows"])}"""
     ]
@@ -101,7 +102,7 @@ With a device: one {launches["device"]}, {describe(launches)}; CuTe through TVM-
 def describe(machine: Figures) -> str:
     """Return a machine and its versions in words."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return f"{machine['cores']} cores of {machine['processor']}, {machine['system']}; {versions}"
+    return f"{machine['cores']} cores of {machine['processor']}, {machine['system']};\n{versions}"
 
 
 def ratio_table(rows: list[Figures]) -> str:
@@ -114,8 +115,8 @@ def ratio_table(rows: list[Figures]) -> str:
         if row["budget"] is not None and ratio["median"] > row["budget"]:
             allowed += ": **missed**"
         lines.append(
-            f"| {row['what']} | {figure:.4g} {row['unit']} | {row['against']} | {base:.4g} {row['unit']} "
-            f"| {ratio['median']:.2f} | {quartiles} | {allowed} |"
+            f"| {row['what']} | {round_figure(figure)} {row['unit']} | {row['against']} | {round_figure(base)} "
+            f"{row['unit']} | {ratio['median']:.2f} | {quartiles} | {allowed} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -170,6 +171,11 @@ def launch_rows(timed: Figures) -> Iterator[str]:
         ratio = timed[key]["median"] / timed[base]["median"]
         verdict = "" if budget is None else f"{budget:g}" + (": **missed**" if ratio > budget else "")
         yield f"| {name} | {timed[key]['median']:.3f} | {ratio:.2f} | {verdict} |"
+
+
+def round_figure(value: float) -> str:
+    """Return a figure with three digits that count, and none behind the point of large ones."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":
