@@ -16,7 +16,7 @@ from planfreeze.family import Argument, Scalars
 __all__ = ["Layout", "Signature"]
 
 LAYOUTS = 1024
-"""How many are kept: as many as a program's integers take different values between their changes."""
+"""How many layouts are kept of each program: the token counts of calls recur."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

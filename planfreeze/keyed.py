@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from planfreeze.cache.digest import digest_of
 from planfreeze.errors import SourceUnreadable, UnparsableSource
 from planfreeze.family import Definition, Family
 from planfreeze.key import Key, dialect_of, make_key, source_roots
@@ -62,7 +63,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
     """
     installed: dict[str, Toolchain] = {}
     read: dict[tuple[str, ...], Sources] = {}
-    reader = ModuleReader(toolchains / f"imports-{plan.name}")
+    reader = ModuleReader(toolchains / f"imports-{digest_of(plan.name.encode())}")
     keyed: list[KeyedProgram | UnkeyedProgram] = []
     for family, payload in plan.programs:
         definition = family.define(payload, plan.target)
