@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from planfreeze.cache.digest import digest_of
 from planfreeze.errors import SourceUnreadable, UnparsableSource
 from planfreeze.family import Definition, Family
 from planfreeze.key import Key, dialect_of, make_key, source_roots
 from planfreeze.payload import Payload
 from planfreeze.plans import Plan
 from planfreeze.resolve import program_name
-from planfreeze.sources import Sources, read_sources
+from planfreeze.sources import ModuleReader, Sources, read_sources
 from planfreeze.target import Target
 from planfreeze.toolchain import Toolchain, find_toolchain
 
@@ -53,7 +54,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
     Parameters
     ----------
     toolchains : Path
-        Directory that remembers compiler fingerprints.
+        Directory that remembers compiler fingerprints, and what the text of kernels imports.
 
     Raises
     ------
@@ -62,6 +63,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
     """
     installed: dict[str, Toolchain] = {}
     read: dict[tuple[str, ...], Sources] = {}
+    reader = ModuleReader(toolchains / f"imports-{digest_of(plan.name.encode())}")
     keyed: list[KeyedProgram | UnkeyedProgram] = []
     for family, payload in plan.programs:
         definition = family.define(payload, plan.target)
@@ -69,7 +71,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
         if dialect not in installed:
             installed[dialect] = find_toolchain(dialect, toolchains)
         try:
-            sources = read.setdefault(roots, read.get(roots) or read_sources(roots))
+            sources = read.setdefault(roots, read.get(roots) or read_sources(roots, reader))
         except (SourceUnreadable, UnparsableSource) as error:
             keyed.append(UnkeyedProgram(payload=payload, target=plan.target, reason=str(error)))
             continue
@@ -83,4 +85,5 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
                 key=make_key(family, payload, definition, plan.target, sources, installed[dialect]),
             )
         )
+    reader.remember()
     return tuple(keyed)

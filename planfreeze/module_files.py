@@ -6,10 +6,13 @@ import pkgutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 from planfreeze.errors import SourceUnreadable
 
 __all__ = ["find_source", "is_beside", "package_of"]
+
+Specs: TypeAlias = dict[str, importlib.machinery.ModuleSpec | None]
 
 # Where installers put packages of all kinds.
 INSTALLED_FOLDERS = ("site-packages", "dist-packages")
@@ -30,7 +33,7 @@ def is_beside(name: str, other: str) -> bool:
 
 def folder_of(top: str) -> Path | None:
     """Return the folder of the search path that a top-level module, package or namespace is found in."""
-    spec = find_module(top)
+    spec = find_top(top)
     if spec is None:
         return None
     if spec.submodule_search_locations is not None:
@@ -44,15 +47,20 @@ def package_of(name: str) -> str:
     return name if path is not None and path.name == "__init__.py" else name.rpartition(".")[0]
 
 
-def find_source(name: str) -> Path | None:
+def find_source(name: str, known: Specs | None = None) -> Path | None:
     """Return the source file of a module, or None when there is none: a namespace, an extension, no module at all.
+
+    Parameters
+    ----------
+    known : dict, optional
+        What was found at this moment, by name, and is not looked for again.
 
     Raises
     ------
     SourceUnreadable
         The module is Python code, but its text is no file: bytecode alone, an archive.
     """
-    spec = find_module(name)
+    spec = find_module(name, {} if known is None else known)
     if spec is None or spec.origin is None or not spec.has_location:
         return None
     if isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
@@ -63,23 +71,30 @@ def find_source(name: str) -> Path | None:
     return path
 
 
-def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
+def find_module(name: str, known: Specs) -> importlib.machinery.ModuleSpec | None:
     """Return where a module would be loaded from, or None when there is no such module.
 
     Nothing is imported: the packages above a kernel's module may import a compiler.
     """
-    top, *inner = name.split(".")
-    if top == "__main__":  # a compile worker has another one
+    if name not in known:
+        package, _, inner = name.rpartition(".")
+        if not inner or not package:
+            known[name] = find_top(name)
+        else:
+            above = find_module(package, known)
+            folders = None if above is None else above.submodule_search_locations
+            known[name] = None if folders is None else find_below(name, folders)
+    return known[name]
+
+
+def find_top(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Return where a module that is in no package would be loaded from."""
+    if name == "__main__":  # a compile worker has another one
         return None
     try:
-        spec = importlib.util.find_spec(top)
+        return importlib.util.find_spec(name)
     except ValueError:  # a module made by hand
         return None
-    for depth in range(1, len(inner) + 1):
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        spec = find_below(".".join([top, *inner[:depth]]), spec.submodule_search_locations)
-    return spec
 
 
 def find_below(name: str, folders: Iterable[str]) -> importlib.machinery.ModuleSpec | None:

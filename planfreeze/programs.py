@@ -1,16 +1,16 @@
 """Programs: cubins loaded on a device, launched by one driver call."""
 
-import ctypes
 import time
-from collections.abc import Callable, Sequence
-from threading import get_ident
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-from planfreeze.binding import Signature
+from planfreeze.binding import LAYOUTS, Layout, Signature
 from planfreeze.device import Device
 from planfreeze.errors import DriverRefused, InvalidArgument, LaunchFailed, SessionState, WrongDevice
 from planfreeze.family import Grid
 from planfreeze.inspection import find_tools
+from planfreeze.launching import DriverLaunch, ParameterLayout, Parameters, choose_launch, launch_nothing
 from planfreeze.resolve import ResolvedProgram
 
 __all__ = ["Bound", "Program"]
@@ -56,12 +56,17 @@ class Program:
         target = resolved.planned.target
         if device.capability != target.capability:
             raise WrongDevice(self.name, target.arch, device.name, device.capability)
-        self._signature = Signature(self.name, self.definition.arguments, device)
-        self._padding = [0] * (len(resolved.record.parameter_bytes) - len(self.definition.arguments))
+        arguments = self.definition.arguments
+        self._signature = Signature(self.name, arguments, device)
+        self._parameters = ParameterLayout(arguments, len(resolved.record.parameter_bytes) - len(arguments))
         self._library, self._function = device.run_in_context(lambda: self._load(resolved))
         self.resident_blocks = device.sm_count * device.run_in_context(self._occupancy)
         if self.resident_blocks == 0:
             raise LaunchFailed(self.name, "not one block of it fits an SM")
+        self._known_grid = lru_cache(LAYOUTS)(self._choose_grid)
+        self._launches: dict[bool, DriverLaunch] = {}
+        # What launches of checked calls used, ready to be used again; each list by whether it is programmatic.
+        self._idle: dict[bool, list[Bound]] = {False: [], True: []}
 
     def _load(self, resolved: ResolvedProgram) -> tuple[Any, Any]:
         driver, check, info = self.device.driver, self.device.check, self.launch_info
@@ -115,17 +120,44 @@ class Program:
             Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's.
         """
         self.refuse_unloaded()
-        words, scalars, kept = self._signature.check(values, named)
-        if grid is None:
-            blocks = self.definition.grid(scalars, self.resident_blocks)
-            assert all(blocks) or not all(scalars.values()), f"{self.name} has an empty grid for {scalars}"
-        else:
-            blocks = check_grid(self.name, grid)
-        return Bound(self, words + self._padding, blocks, kept, is_programmatic or self.launch_info.is_programmatic)
+        words, layout, kept = self._signature.check(values, named)
+        bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)
+        bound.fill(words, self._known_grid(layout) if grid is None else check_grid(self.name, grid), kept)
+        return bound
 
-    def launch(self, *values: Any, stream: Any = None, **named: Any) -> None:
+    def launch(
+        self,
+        *values: Any,
+        stream: Any = None,
+        grid: Sequence[int] | None = None,
+        is_programmatic: bool = False,
+        **named: Any,
+    ) -> None:
         """Check the arguments and launch; see :meth:`bind` and :meth:`Bound.launch`."""
-        self.bind(*values, **named).launch(stream)
+        words, layout, _ = self._signature.check(values, named)
+        blocks = self._known_grid(layout) if grid is None else check_grid(self.name, grid)
+        idle = self._idle[is_programmatic]
+        try:
+            bound = idle.pop()
+        except IndexError:  # the first one, or other threads are launching with all there are
+            bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)
+        bound.fill(words, blocks, ())
+        bound.launch(stream)
+        idle.append(bound)
+
+    def _choose_grid(self, layout: Layout) -> Grid:
+        """Return the blocks that the family's rule gives."""
+        blocks = self.definition.grid(layout.scalars, self.resident_blocks)
+        assert all(blocks) or not all(layout.scalars.values()), f"{self.name}: empty grid for {layout.scalars}"
+        return blocks
+
+    def driver_launch(self, *, is_programmatic: bool) -> DriverLaunch:
+        """Return the driver's call of the program, made once."""
+        known = self._launches.get(is_programmatic)
+        if known is None:
+            made = choose_launch(self.device.driver, self._function, self.launch_info, is_programmatic=is_programmatic)
+            known = self._launches.setdefault(is_programmatic, made)
+        return known
 
     def refuse_unloaded(self) -> None:
         """Raise SessionState when the session was closed, or this process is a fork of the one that loaded."""
@@ -169,26 +201,22 @@ def check_grid(name: str, grid: Sequence[int]) -> Grid:
 
 
 class Bound:
-    """A program with checked arguments. ``launch`` is one driver call: no check, no file, no allocation on a device.
+    """A program with checked arguments. ``launch`` is one driver call: no check, no file, no allocation on a device."""
 
-    Where the launch has attributes, a thread's first one also makes what the driver reads of them.
-    """
-
-    def __init__(
-        self, program: Program, words: list[int], grid: Grid, kept: tuple[Any, ...], is_programmatic: bool
-    ) -> None:
+    def __init__(self, program: Program, *, is_programmatic: bool) -> None:
         self.program = program
         self.is_programmatic = is_programmatic
+        self._parameters = Parameters(program._parameters)
+        self._address = self._parameters.address
+        self._chosen_launch = program.driver_launch(is_programmatic=is_programmatic)
+
+    def fill(self, words: Sequence[int], grid: Grid, kept: tuple[Any, ...]) -> None:
+        """Set what is launched: the arguments' words, the blocks, and tensors to keep alive."""
+        self._parameters.fill(words)
         self.grid = grid
         self.kept = kept
         self._counted = int(0 not in grid)
-        # The values, and behind them the address of each: what the driver reads at every launch.
-        count = len(words)
-        self._parameters = (ctypes.c_int64 * (2 * count))(*words)
-        first = ctypes.addressof(self._parameters)
-        self._address = first + 8 * count
-        self._parameters[count:] = list(range(first, self._address, 8))
-        self._driver_launch = self._choose_launch()
+        self._driver_launch = self._chosen_launch if self._counted else launch_nothing(self.program.device.driver)
 
     def launch(self, stream: Any = None) -> None:
         """Launch on ``stream``: torch's current one unless given.
@@ -207,72 +235,15 @@ class Bound:
                 program.refuse_unloaded()
             device = program.device
             handle = device._current_stream(device.ordinal) if stream is None else device.stream_handle(stream)
-            (status,) = self._driver_launch(handle)
+            (status,) = self._driver_launch(self.grid, self._address, handle)
             if status.value:
                 self._launch_in_context(status, handle)
             program.launches += self._counted
         finally:
             program._left += 1
 
-    def _choose_launch(self) -> Callable[[int], Any]:
-        """Return the driver call with everything but the stream filled in."""
-        info, driver, function = self.program.launch_info, self.program.device.driver, self.program._function
-        if 0 in self.grid:
-            nothing = (driver.CUresult.CUDA_SUCCESS,)
-            return lambda stream: nothing
-        if info.cluster == (1, 1, 1) and not info.is_cooperative and not self.is_programmatic:
-            launch, sizes, address = (
-                driver.cuLaunchKernel,
-                (*self.grid, *info.block, info.shared_bytes),
-                self._address,
-            )
-            return lambda stream: launch(function, *sizes, stream, address, 0)
-        # The stream is part of what the driver reads, so every thread has its own.
-        configs: dict[int, Any] = {}
-
-        def launch_extended(stream: int) -> Any:
-            thread = get_ident()
-            config = configs.get(thread)
-            if config is None:
-                config = configs[thread] = self._make_config()
-            config.hStream = driver.CUstream(stream)
-            return driver.cuLaunchKernelEx(config, function, self._address, 0)
-
-        return launch_extended
-
-    def _make_config(self) -> Any:
-        """Return what the driver is told of an extended launch, but for the stream."""
-        info, config = self.program.launch_info, self.program.device.driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = info.block
-        config.sharedMemBytes = info.shared_bytes
-        config.attrs = self._launch_attributes()
-        config.numAttrs = len(config.attrs)
-        return config
-
-    def _launch_attributes(self) -> list[Any]:
-        info, driver = self.program.launch_info, self.program.device.driver
-        ids = driver.CUlaunchAttributeID
-        attributes = []
-        if info.cluster != (1, 1, 1):
-            cluster = driver.CUlaunchAttribute()
-            cluster.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = info.cluster
-            attributes.append(cluster)
-        if info.is_cooperative:
-            cooperative = driver.CUlaunchAttribute()
-            cooperative.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            cooperative.value.cooperative = 1
-            attributes.append(cooperative)
-        if self.is_programmatic:
-            programmatic = driver.CUlaunchAttribute()
-            programmatic.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            programmatic.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(programmatic)
-        return attributes
-
     def _launch_in_context(self, status: Any, handle: int) -> None:
         device, name = self.program.device, self.program.name
         if status.name not in WRONG_CONTEXT_ERRORS:
             raise LaunchFailed(name, status.name)
-        device.run_in_context(lambda: device.check(name, self._driver_launch(handle)))
+        device.run_in_context(lambda: device.check(name, self._driver_launch(self.grid, self._address, handle)))

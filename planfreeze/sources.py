@@ -1,24 +1,26 @@
 """The text of kernels: which modules make a program, their digests, and loading exactly that text."""
 
 import ast
-import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import linecache
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
 import msgpack
 
 from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
+from planfreeze.memory import recall, remember
 from planfreeze.module_files import find_source, is_beside
 
-__all__ = ["Sources", "check_sources", "find_source", "hash_source", "load_exactly", "read_sources"]
+__all__ = ["ModuleReader", "Sources", "check_sources", "find_source", "hash_source", "load_exactly", "read_sources"]
 
 # The kernels that ship with planfreeze are their own scope: the rest of planfreeze makes no code.
 KERNELS_SCOPE = "planfreeze.kernels"
@@ -36,7 +38,63 @@ class Sources:
         return hashlib.sha256(msgpack.packb(self.modules)).hexdigest()
 
 
-def read_sources(roots: Iterable[str]) -> Sources:
+@dataclass(frozen=True, slots=True)
+class ModuleText:
+    """What the text of a module says: its sha256, and the modules that are followed from it."""
+
+    digest: str
+    followed: tuple[str, ...]
+
+
+class ModuleReader:
+    """Reads every module once, for programs that stand for the text of one moment.
+
+    Parameters
+    ----------
+    memo : Path, optional
+        File that remembers between processes what texts import, behind their digests. Only parsing is saved: every
+        text is read and hashed.
+    """
+
+    def __init__(self, memo: Path | None = None) -> None:
+        self._memo = memo
+        self._modules: dict[str, ModuleText | None] = {}
+        self._specs: dict[str, ModuleSpec | None] = {}
+        recalled = None if memo is None else recall(memo)
+        self._recalled: dict[str, list[str]] = {} if recalled is None else json.loads(recalled)
+        self._imports: dict[str, list[str]] = {}
+
+    def read(self, name: str) -> ModuleText | None:
+        """Return a module; None when it has no text: a namespace, an extension, no module at all."""
+        if name not in self._modules:
+            path = find_source(name, self._specs)
+            self._modules[name] = None if path is None else self._read_text(name, path)
+        return self._modules[name]
+
+    def _read_text(self, name: str, path: Path) -> ModuleText:
+        text = path.read_bytes()
+        digest = hashlib.sha256(text).hexdigest()
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        # What a text imports depends on the package it is in, and on the grammar that reads it.
+        key = f"{sys.version_info.major}.{sys.version_info.minor} {package} {digest}"
+        imported = self._recalled.get(key)
+        if imported is None:
+            imported = list(imported_names(name, package, path, text))
+        self._imports[key] = imported
+        followed = (
+            found
+            for found in (*parents(name), *imported)
+            if is_within(found, scope_of(name)) or is_within(found, KERNELS_SCOPE) or is_beside(found, name)
+        )
+        return ModuleText(digest, tuple(followed))
+
+    def remember(self) -> None:
+        """Keep what the texts import that were read, and nothing older."""
+        if self._memo is not None and self._imports != self._recalled:
+            remember(self._memo, json.dumps(self._imports))
+
+
+def read_sources(roots: Iterable[str], reader: ModuleReader | None = None) -> Sources:
     """Find and hash the modules that ``roots`` reach by import statements.
 
     Followed are a module's own top-level package, the modules and packages that lie beside it in a folder of one's
@@ -56,25 +114,22 @@ def read_sources(roots: Iterable[str]) -> Sources:
     Not followed: what is installed (unless it is the root's own package), the standard library, compilers,
     extension modules, and imports that are no statements.
     """
+    reader = reader or ModuleReader()
     digests: dict[str, str] = {}
     waiting = list(roots)
     required = set(waiting)
+    seen: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name in digests:
+        if name in seen:
             continue
-        path = find_source(name)
-        if path is None:
-            if name in required:
-                raise SourceUnreadable(name)
-            continue
-        text = path.read_bytes()
-        digests[name] = hashlib.sha256(text).hexdigest()
-        waiting += [
-            found
-            for found in (*parents(name), *imported_names(name, path, text))
-            if is_within(found, scope_of(name)) or is_within(found, KERNELS_SCOPE) or is_beside(found, name)
-        ]
+        seen.add(name)
+        module = reader.read(name)
+        if module is not None:
+            digests[name] = module.digest
+            waiting += module.followed
+        elif name in required:
+            raise SourceUnreadable(name)
     return Sources(tuple(sorted(digests.items())))
 
 
@@ -124,22 +179,32 @@ def parents(name: str) -> Iterator[str]:
         yield name
 
 
-@functools.cache
-def imported_names(name: str, path: Path, text: bytes) -> tuple[str, ...]:
-    """Return every dotted name an import statement of a module can load; the families of a plan share modules."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+def imported_names(name: str, package: str, path: Path, text: bytes) -> tuple[str, ...]:
+    """Return every dotted name an import statement of a module can load."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise UnparsableSource(name, str(path), str(error)) from error
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = imported_from(package, node)
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return tuple(dict.fromkeys(found))
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield every statement of a module, also those inside of others; no expression holds one."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            held = getattr(node, part, ())
+            if isinstance(held, list):  # of an expression such as a lambda or a conditional one, it is no list
+                waiting += held
 
 
 def imported_from(package: str, node: ast.ImportFrom) -> str:

@@ -42,9 +42,9 @@ def test_integers_of_every_type_reach_the_kernel_with_their_own_bytes(dtype: str
     low, high = (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     argument = number(dtype, minimum=low)
     for value in {low, high, 0, 1, low + 1, high - 1}:
-        (word,), scalars, _ = signature(argument).check((value,), {})
+        (word,), layout, _ = signature(argument).check((value,), {})
         assert as_bytes(word, argument.size_bytes) == struct.pack("<" + LIMITS[dtype], value)
-        assert scalars == {"x": value}
+        assert layout.scalars == {"x": value}
     for value in (low - 1, high + 1):
         with pytest.raises(InvalidArgument, match=f"x = {value} is"):
             signature(argument).check((value,), {})
@@ -66,6 +66,31 @@ def test_truth_values_are_one_byte_and_nothing_else_is_one() -> None:
     for dtype, wrong in (("bool", 1), ("f32", 1), ("f64", True), ("i32", True), ("i32", 1.0)):
         with pytest.raises(InvalidArgument, match=f"is a {type(wrong).__name__}, not a"):
             signature(number(dtype)).check((wrong,), {})
+
+
+def test_a_value_that_equals_an_integer_of_an_earlier_call_is_refused_all_the_same() -> None:
+    bound = signature(number("i32"))
+    assert bound.check((1,), {})[0] == bound.check((1,), {})[0] == [1]
+    for wrong in (True, 1.0):
+        with pytest.raises(InvalidArgument, match=f"is a {type(wrong).__name__}, not an int"):
+            bound.check((wrong,), {})
+
+
+def test_the_rule_of_sizes_is_asked_once_for_equal_integers() -> None:
+    asked: list[int] = []
+
+    def elements(scalars: Any) -> int:
+        asked.append(scalars["x"])
+        return int(scalars["x"])
+
+    bound = signature(Argument(name="t", dtype="f32", is_pointer=True, alignment=4, elements=elements), number("i32"))
+    values = torch.zeros(8)
+    for count in (4, 8, 4, 8):
+        bound.check((values, count), {})
+    assert asked == [4, 8]
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="t has 8 elements, the kernel may touch 9"):
+            bound.check((values, 9), {})
 
 
 def test_a_program_for_multiples_of_16_is_given_no_other_value() -> None:

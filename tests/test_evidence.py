@@ -108,4 +108,17 @@ def test_the_performance_page_is_the_one_of_the_evidence() -> None:
     assert spec is not None and spec.loader is not None
     performance = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(performance)
-    assert performance.DOCUMENT.read_text() == performance.write(EVIDENCE)
+    runs = (EVIDENCE, performance.read("budgets"), performance.read("launch"))
+    assert performance.DOCUMENT.read_text() == performance.write(*runs)
+
+
+def test_the_evidence_of_budgets_names_machine_versions_and_spread() -> None:
+    for name in ("budgets", "launch"):
+        path = ROOT / "evidence" / f"{name}.json"
+        if name == "launch" and not path.exists():
+            continue
+        run = json.loads(path.read_text())
+        assert run["processor"] and run["versions"]["python"]
+        for row in run["rows"]:
+            for figures in (row["figure"], row["base"], row["ratio"]):
+                assert 0 < figures["first_quartile"] <= figures["median"] <= figures["third_quartile"]

@@ -1,7 +1,9 @@
 """Binding and launching, with a driver that records calls in place of a device."""
 
+import ctypes
 import importlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from planfreeze.guard.attempts import Attempt
 from planfreeze.guard.watch import watch
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.plans import Plan
-from planfreeze.programs import Program
+from planfreeze.programs import Bound, Program
 from planfreeze.resolve import ResolvedProgram, program_name, resolve_plan
 from planfreeze.sessions import Session
 from planfreeze.target import target
@@ -107,6 +109,12 @@ def sums(tokens: int = TOKENS) -> torch.Tensor:
     return torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16)
 
 
+def passed_words(bound: Bound, count: int) -> list[int]:
+    """The first words that the driver reads: each from the address that it is given."""
+    addresses = ctypes.cast(bound._address, ctypes.POINTER(ctypes.c_void_p))
+    return [ctypes.c_int64.from_address(addresses[i] or 0).value for i in range(count)]
+
+
 def test_loading_sets_shared_memory_and_reads_the_occupancy(program: Program) -> None:
     assert program.resident_blocks == 132 * 4
     assert program.device.driver.named("cuFuncSetAttribute")[0][1:] == ("shared", program.launch_info.shared_bytes)
@@ -135,7 +143,7 @@ def test_a_launch_is_one_driver_call_on_the_current_stream(program: Program) -> 
 def test_arguments_reach_the_driver_in_order_by_name_or_position(program: Program) -> None:
     source, out = rows(), sums()
     for bound in (program.bind(source, out, TOKENS), program.bind(tokens=TOKENS, out=out, route_output=source)):
-        assert bound._parameters[:3] == [source.data_ptr(), out.data_ptr(), TOKENS]
+        assert passed_words(bound, 3) == [source.data_ptr(), out.data_ptr(), TOKENS]
 
 
 def test_a_call_without_tokens_launches_nothing(program: Program) -> None:
@@ -205,7 +213,6 @@ def test_a_programmatic_launch_is_one_with_that_attribute_and_no_other(program: 
 
 
 def test_threads_that_launch_one_bound_program_do_so_on_streams_of_their_own(program: Program) -> None:
-    bound = program.bind(rows(), sums(), TOKENS, is_programmatic=True)
     meeting, seen = threading.Barrier(2, timeout=30), {}
 
     def launch(config: Any, *_: Any) -> tuple[Any]:
@@ -214,6 +221,7 @@ def test_threads_that_launch_one_bound_program_do_so_on_streams_of_their_own(pro
         return (status("CUDA_SUCCESS"),)
 
     program.device.driver.cuLaunchKernelEx = launch
+    bound = program.bind(rows(), sums(), TOKENS, is_programmatic=True)
     program.device.stream_handle = lambda stream: stream  # type: ignore[method-assign]
     streams = {}
 
@@ -227,6 +235,42 @@ def test_threads_that_launch_one_bound_program_do_so_on_streams_of_their_own(pro
     for thread in threads:
         thread.join()
     assert seen == streams and sorted(seen.values()) == [5, 6]
+
+
+def test_launch_attributes_are_made_once_for_all_calls_of_a_program(program: Program) -> None:
+    made: list[Any] = []
+    attribute = program.device.driver.CUlaunchAttribute
+    program.device.driver.CUlaunchAttribute = lambda: made.append(attribute()) or made[-1]
+    for tokens in (TOKENS, 1, TOKENS):
+        program.bind(rows(), sums(), tokens, is_programmatic=True).launch()
+        program.launch(rows(), sums(), tokens, is_programmatic=True)
+    assert len(made) == 1
+    assert len(program.device.driver.named("cuLaunchKernelEx")) == 6
+
+
+def test_a_launch_inside_a_launch_has_parameters_of_its_own(program: Program) -> None:
+    first, second, seen = rows(), rows(), []
+    launch = program.device.driver.cuLaunchKernel
+
+    def read(*arguments: Any) -> tuple[Any]:
+        if not seen:
+            seen.append(None)  # as a signal handler does that launches the same program
+            program.launch(second, sums(), TOKENS)
+        seen.append(ctypes.c_int64.from_address(ctypes.c_int64.from_address(arguments[9]).value).value)
+        return launch(*arguments)
+
+    program._launches.clear()
+    program.device.driver.cuLaunchKernel = read
+    program.launch(first, sums(), TOKENS)
+    assert seen == [None, second.data_ptr(), first.data_ptr()]
+
+
+def test_a_checked_launch_keeps_no_tensor_alive(program: Program) -> None:
+    source = rows()
+    alive = weakref.ref(source)
+    program.launch(source, sums(), TOKENS)
+    del source
+    assert alive() is None
 
 
 def test_a_refused_launch_names_program_and_reason(program: Program) -> None:
@@ -251,10 +295,10 @@ def launch_slowly(program: Program, meanwhile: Callable[[], None]) -> threading.
     bound, is_inside = program.bind(rows(), sums(), TOKENS), threading.Event()
     launch = bound._driver_launch
 
-    def wait(stream: int) -> Any:
+    def wait(*arguments: Any) -> Any:
         is_inside.set()
         meanwhile()
-        return launch(stream)
+        return launch(*arguments)
 
     bound._driver_launch = wait
     thread = threading.Thread(target=bound.launch)
@@ -291,7 +335,7 @@ def test_a_launch_that_does_not_end_keeps_its_program_loaded(program: Program, m
 
 def test_a_refused_launch_counts_as_ended(program: Program) -> None:
     bound = program.bind(rows(), sums(), TOKENS)
-    bound._driver_launch = lambda stream: 1 / 0
+    bound._driver_launch = lambda *arguments: 1 / 0
     with pytest.raises(ZeroDivisionError):
         bound.launch()
     program.unload("the session was closed")

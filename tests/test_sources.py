@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.machinery
+import json
 import py_compile
 import sys
 import types
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import planfreeze.sources
 from planfreeze.errors import SourceUnreadable, UnparsableSource
-from planfreeze.sources import Sources, check_sources, hash_source, read_sources
+from planfreeze.sources import ModuleReader, Sources, check_sources, hash_source, read_sources
 
 
 @pytest.fixture
@@ -156,6 +158,69 @@ def test_one_digest_covers_names_and_texts():
 def test_roots_may_come_in_any_order_and_twice(tree):
     tree(ACME)
     assert read_sources(["acme.leaf", "acme.step"]) == read_sources(["acme.step", "acme.leaf", "acme.step"])
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The modules whose text is parsed, as it happens."""
+    names = []
+    parse = planfreeze.sources.imported_names
+
+    def note(name, *arguments):
+        names.append(name)
+        return parse(name, *arguments)
+
+    monkeypatch.setattr(planfreeze.sources, "imported_names", note)
+    return names
+
+
+def read_with(memo: Path) -> Sources:
+    reader = ModuleReader(memo)
+    sources = read_sources(["acme.step"], reader)
+    assert read_sources(["acme.leaf"], reader).modules[-1] in sources.modules
+    reader.remember()
+    return sources
+
+
+def test_a_text_is_parsed_once_for_all_roots_and_processes_that_share_a_memo(tree, tmp_path, parsed):
+    tree(ACME)
+    expected = read_sources(["acme.step"])
+    parsed.clear()
+    assert read_with(tmp_path / "memo") == expected
+    assert sorted(parsed) == ["acme", "acme.leaf", "acme.step"]
+    parsed.clear()
+    assert read_with(tmp_path / "memo") == expected
+    assert parsed == []
+
+
+def test_a_changed_text_is_parsed_again_and_what_it_was_is_forgotten(tree, tmp_path, parsed):
+    root = tree(ACME)
+    read_with(tmp_path / "memo")
+    first = (tmp_path / "memo").read_text()
+    (root / "acme" / "leaf.py").write_text("from .deep import mod")
+    parsed.clear()
+    assert "acme.deep.mod" in dict(read_with(tmp_path / "memo").modules)
+    assert sorted(parsed) == ["acme.deep", "acme.deep.mod", "acme.leaf"]
+    assert len(json.loads(first.rpartition(" ")[0])) == 3
+    (root / "acme" / "leaf.py").write_text(ACME["acme/leaf.py"])
+    read_with(tmp_path / "memo")
+    assert (tmp_path / "memo").read_text() == first
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: content.replace(b"acme", b"emca")])
+def test_a_damaged_memo_counts_as_none(tree, tmp_path, parsed, damage):
+    tree(ACME)
+    expected = read_with(tmp_path / "memo")
+    (tmp_path / "memo").write_bytes(damage((tmp_path / "memo").read_bytes()))
+    parsed.clear()
+    assert read_with(tmp_path / "memo") == expected
+    assert len(parsed) == 3
+
+
+def test_a_memo_that_cannot_be_written_only_costs_time(tree, tmp_path):
+    tree(ACME)
+    (tmp_path / "file").write_text("")
+    assert read_with(tmp_path / "file" / "memo") == read_sources(["acme.step"])
 
 
 @pytest.mark.parametrize("root", ["acme.absent", "absent", "acme.leaf.value", "acme.space", "math", "__main__"])

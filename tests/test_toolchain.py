@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from planfreeze import memory
 from planfreeze import toolchain as toolchains
 from planfreeze.cache.claims import create_claimed
 from planfreeze.errors import CompilerMissing, ToolchainUnreadable
@@ -140,7 +141,7 @@ def test_remembered_fingerprint_is_used_and_not_recomputed(site, search):
     """Only a change that keeps size, inode, mtime and ctime goes unseen: here the memory is what is changed."""
     search.fingerprint(site)
     (remembered,) = search.cache.iterdir()
-    remembered.write_bytes(toolchains.seal(remembered, "e" * 64))
+    remembered.write_bytes(memory.seal(remembered, "e" * 64))
     assert search.fingerprint(site) == "e" * 64
 
 
@@ -183,14 +184,14 @@ def test_directory_that_cannot_be_written_only_costs_time(site, tmp_path):
 
 def test_what_a_killed_process_left_half_written_is_removed(site, search):
     search.cache.mkdir(parents=True, exist_ok=True)
-    dead, handle = create_claimed(search.cache, toolchains.PARTIAL)
+    dead, handle = create_claimed(search.cache, memory.PARTIAL)
     os.close(handle)
-    living, handle = create_claimed(search.cache, toolchains.PARTIAL)
+    living, handle = create_claimed(search.cache, memory.PARTIAL)
     found = search.find(site)
     os.close(handle)
     assert not dead.exists() and living.exists()
     (remembered,) = set(search.cache.iterdir()) - {living}
-    assert toolchains.recall(remembered) == found.fingerprint
+    assert memory.recall(remembered) == found.fingerprint
 
 
 @pytest.mark.parametrize(("dialect", "distribution"), [("triton", "triton"), ("cute", "nvidia-cutlass-dsl")])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from launch_bench.sums import launch_plan
 from probes.scale_probe import ScalePlanesPayload, ScaleWordsPayload
 from probes.shared_probe import SharedProbePayload
 
@@ -104,7 +105,7 @@ def toolchain_file(store: Path) -> Path:
 def main() -> None:
     """Build all plans; the exit status is 1 when a program does not compile."""
     report = build_plans(
-        (*model_plans(), check_plan(), *(plan for plan, _ in served_layers()[1:])),
+        (*model_plans(), check_plan(), launch_plan(ARCH), *(plan for plan, _ in served_layers()[1:])),
         Store.open(sys.argv[1], writable=True),
         jobs=len(os.sched_getaffinity(0)),
         toolchains=user_cache() / "toolchains",

@@ -1,4 +1,8 @@
-"""Write docs/performance.md from the evidence: python tools/h200/performance.py."""
+"""Write docs/performance.md from the evidence: python tools/h200/performance.py.
+
+``evidence/h200.json`` is what tools/h200/run.py wrote, ``budgets.json`` what tools/budgets.py did, and ``launch.json``,
+where there is one, what tools/bench_launch.py did.
+"""
 
 import json
 from collections.abc import Iterator
@@ -7,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "performance.md"
+EVIDENCE = ROOT / "evidence"
 READ_BYTES_PER_US = 4.3e6
 """Random bytes were read at 4.1 to 4.3 TB/s on such cards."""
 HIDDEN, GROUPS, ROUTES = 5120, 160, 6
@@ -15,7 +20,13 @@ ARMS = ("native", "expand", "inline")
 Figures = dict[str, Any]
 
 
-def write(evidence: Figures) -> str:
+def read(name: str) -> Figures | None:
+    """Return what one run wrote, or None where there is no such run."""
+    path = EVIDENCE / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write(evidence: Figures, budgets: Figures, launches: Figures | None) -> str:
     """Return the document."""
     timings, versions, built = evidence["timings"], evidence["versions"], evidence["built_with"]
     driver = evidence["kernel_driver"].split("x86_64")[1].split()[0]
@@ -60,7 +71,54 @@ Preparing eight planes of four layers leaves {stranded["stranded_mib"]:.0f} MiB 
 | call | median us | ratio | budget |
 |---|---|---|---|
 {chr(10).join(launch_rows(timings["launch_host_us"]))}
-"""
+
+## Budgets
+
+Each row is a figure over its base, taken in turn in the same rounds: the median ratio, and its quartiles. The largest
+ratio that is allowed is the budget.
+{budget_tables(budgets, launches)}"""
+
+
+def budget_tables(budgets: Figures, launches: Figures | None) -> str:
+    """Return a table for each machine."""
+    parts = [
+        f"""
+Without a device: {describe(budgets)}.
+`tools/budgets.py` measured it.
+
+{ratio_table(budgets["rows"])}"""
+    ]
+    if launches is not None:
+        parts.append(
+            f"""
+With a device: one {launches["device"]}, {describe(launches)}; CuTe through TVM-FFI: {launches["tvm_ffi"]}.
+`tools/bench_launch.py` measured it; times are the host's.
+
+{ratio_table(launches["rows"])}"""
+        )
+    return "\n".join(parts)
+
+
+def describe(machine: Figures) -> str:
+    """Return a machine and its versions in words."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"{machine['cores']} cores of {machine['processor']}, {machine['system']};\n{versions}"
+
+
+def ratio_table(rows: list[Figures]) -> str:
+    """Return the table of some rows."""
+    lines = ["| what | median | against | median | ratio | quartiles | budget |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        figure, base, ratio = row["figure"]["median"], row["base"]["median"], row["ratio"]
+        quartiles = f"{ratio['first_quartile']:.2f}..{ratio['third_quartile']:.2f}"
+        allowed = "" if row["budget"] is None else f"{row['budget']:.3g}"
+        if row["budget"] is not None and ratio["median"] > row["budget"]:
+            allowed += ": **missed**"
+        lines.append(
+            f"| {row['what']} | {round_figure(figure)} {row['unit']} | {row['against']} | {round_figure(base)} "
+            f"{row['unit']} | {ratio['median']:.2f} | {quartiles} | {allowed} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def kernel_rows(timings: Figures) -> Iterator[str]:
@@ -115,5 +173,13 @@ def launch_rows(timed: Figures) -> Iterator[str]:
         yield f"| {name} | {timed[key]['median']:.3f} | {ratio:.2f} | {verdict} |"
 
 
+def round_figure(value: float) -> str:
+    """Return a figure with three digits that count, and none behind the point of large ones."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 if __name__ == "__main__":
-    DOCUMENT.write_text(write(json.loads((ROOT / "evidence" / "h200.json").read_text())))
+    evidence, budgets = read("h200"), read("budgets")
+    if evidence is None or budgets is None:
+        raise SystemExit(f"{EVIDENCE} lacks h200.json or budgets.json")
+    DOCUMENT.write_text(write(evidence, budgets, read("launch")))
