@@ -1,5 +1,6 @@
 """A kernel package of somebody else, plans over it, and a store of it that was built for real."""
 
+import fcntl
 import importlib
 import os
 import shutil
@@ -199,8 +200,27 @@ def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 @pytest.fixture(scope="session")
 def toolchains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the fingerprints of the compilers are remembered in this run."""
-    return tmp_path_factory.mktemp("toolchains")
+    """Where the fingerprints of the compilers are remembered in this run, by all its workers."""
+    folder = shared_folder(tmp_path_factory) / "toolchains"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that the workers of a run have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def link_toolchains(toolchains: Path) -> Callable[[Path], None]:
+    """Let a user's cache directory remember the fingerprints of this run: to read every file takes a second."""
+
+    def link(cache: Path) -> None:
+        (cache / "planfreeze").mkdir(parents=True, exist_ok=True)
+        (cache / "planfreeze" / "toolchains").symlink_to(toolchains)
+
+    return link
 
 
 @dataclass(frozen=True)
@@ -267,10 +287,10 @@ class Interpreter:
 
 
 @pytest.fixture
-def interpreter(toys: Toys, tmp_path: Path) -> Interpreter:
+def interpreter(toys: Toys, link_toolchains: Callable[[Path], None], tmp_path: Path) -> Interpreter:
     """Fresh interpreters that see this checkout and the package ``toys``."""
     home = tmp_path / "home"
-    home.mkdir()
+    link_toolchains(home / "cache")
     return Interpreter(home, (toys.folder, ROOT))
 
 
@@ -289,6 +309,56 @@ sys.meta_path.insert(0, Hidden())
 def without_frameworks() -> str:
     """Text of a ``sitecustomize`` under which there is no torch and no CuPy; Triton and CuTe stay."""
     return WITHOUT_FRAMEWORKS
+
+
+@pytest.fixture(scope="session")
+def hidden_frameworks(without_frameworks: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that hides frameworks from processes that have it in front of their search path."""
+    folder = tmp_path_factory.mktemp("hidden_frameworks")
+    (folder / "sitecustomize.py").write_text(without_frameworks)
+    return folder
+
+
+@pytest.fixture
+def hide_frameworks(hidden_frameworks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide frameworks from every process that a test starts with the environment of this one."""
+    monkeypatch.setenv("PYTHONPATH", str(hidden_frameworks), prepend=os.pathsep)
+
+
+OLDEST_TRITON = "3.6.0"
+
+
+@pytest.fixture(scope="session")
+def oldest_triton(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...]]:
+    """A Python with the oldest Triton that is supported, and the folders in front of its search path.
+
+    The one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front, which the workers of a run share.
+    """
+    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
+    if named:
+        return named, ()
+    folder = shared_folder(tmp_path_factory) / "triton36"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            install_oldest_triton(folder)
+    return sys.executable, (str(folder),)
+
+
+def install_oldest_triton(folder: Path) -> None:
+    """Install it into a folder of its own."""
+    # Constraints of the environment pin the other version.
+    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", f"{folder}.part"]
+    done = subprocess.run(
+        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(
+            f"Triton {OLDEST_TRITON} is part of what is promised and cannot be installed here. Set "
+            f"PLANFREEZE_TEST_TRITON36 to a Python that has it.\n{done.stderr}"
+        )
+    Path(f"{folder}.part").rename(folder)
 
 
 @pytest.fixture

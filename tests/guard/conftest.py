@@ -118,34 +118,17 @@ def run_script(tmp_path: Path) -> RunScript:
     return make_run(Interpreter(sys.executable), tmp_path)
 
 
-@pytest.fixture(scope="session")
-def oldest_triton(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
-    """A Python with Triton 3.6: the one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front."""
-    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
-    if named:
-        return Interpreter(named)
-    folder = tmp_path_factory.mktemp("triton36")
-    # Constraints of the environment pin the other version.
-    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    done = subprocess.run(
-        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.fail(
-            f"Triton {OLDEST_TRITON} is part of what is promised and cannot be installed here. Set "
-            f"PLANFREEZE_TEST_TRITON36 to a Python that has it.\n{done.stderr}"
-        )
-    return Interpreter(sys.executable, (str(folder),))
-
-
 @pytest.fixture(params=["installed", OLDEST_TRITON])
-def run_triton(request: pytest.FixtureRequest, tmp_path: Path) -> RunScript:
-    """Run parts of a script under the installed Triton, and under the oldest that is supported."""
+def run_triton(request: pytest.FixtureRequest, hidden_frameworks: Path, tmp_path: Path) -> RunScript:
+    """Run parts of a script under the installed Triton, and under the oldest that is supported; without frameworks.
+
+    The oldest imports torch where it looks for a device, which takes longer than everything else here.
+    """
     pytest.importorskip("triton")
     if request.param == "installed":
-        return make_run(Interpreter(sys.executable), tmp_path)
-    run = make_run(request.getfixturevalue("oldest_triton"), tmp_path)
+        return make_run(Interpreter(sys.executable, (str(hidden_frameworks),)), tmp_path)
+    program, folders = request.getfixturevalue("oldest_triton")
+    run = make_run(Interpreter(program, (str(hidden_frameworks), *folders)), tmp_path)
 
     def run_oldest(*parts: str, **options: Any) -> str:
         return run(*parts, f"\nimport triton\nassert triton.__version__ == {OLDEST_TRITON!r}\n", **options)

@@ -113,6 +113,8 @@ def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
     with servers:
         yield compile_once
+
+
 def read_sass(cubin: Path, option: str) -> str:
     """Run the cuobjdump of triton's wheel."""
     spec = importlib.util.find_spec("triton")

@@ -235,7 +235,9 @@ class Block:
     def instructions(self):
         """The layer ``ptx``, over this block."""
         return SimpleNamespace(
-            init_barrier=lambda barrier, arrivals: self.barriers.setdefault(int(barrier), Mbarrier(self.turns, arrivals)),
+            init_barrier=lambda barrier, arrivals: self.barriers.setdefault(
+                int(barrier), Mbarrier(self.turns, arrivals)
+            ),
             arrive=self.arrive,
             arrive_expecting=self.arrive,
             expect=self.expect,
