@@ -223,6 +223,12 @@ def link_toolchains(toolchains: Path) -> Callable[[Path], None]:
     return link
 
 
+@pytest.fixture(scope="session")
+def model_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that all workers of a run build whole models into: what one has built, the others find."""
+    return Store.open(shared_folder(tmp_path_factory) / "models", writable=True)
+
+
 @dataclass(frozen=True)
 class Built:
     """A store with one complete plan of two programs, their keys, and the report of the build. Read only."""
