@@ -300,21 +300,28 @@ def interpreter(toys: Toys, link_toolchains: Callable[[Path], None], tmp_path: P
     return Interpreter(home, (toys.folder, ROOT))
 
 
-# A start-up module that hides frameworks: a proof of every road imports them, which takes seconds each time.
-WITHOUT_FRAMEWORKS = """
+# A start-up module that hides packages: a proof of every road imports them, which takes seconds each time.
+HIDE = """
 import sys
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "cupy"):
+        if name.partition(".")[0] in NAMES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hidden())
 """
+FRAMEWORKS = ("torch", "cupy")
 
 
 @pytest.fixture(scope="session")
 def without_frameworks() -> str:
     """Text of a ``sitecustomize`` under which there is no torch and no CuPy; Triton and CuTe stay."""
-    return WITHOUT_FRAMEWORKS
+    return HIDE.replace("NAMES", repr(FRAMEWORKS))
+
+
+@pytest.fixture(scope="session")
+def with_triton_alone() -> str:
+    """Text of a ``sitecustomize`` under which Triton is the only compiler."""
+    return HIDE.replace("NAMES", repr((*FRAMEWORKS, "cutlass")))
 
 
 @pytest.fixture(scope="session")
@@ -370,9 +377,20 @@ def install_oldest_triton(folder: Path) -> None:
 @pytest.fixture
 def small_interpreter(interpreter: Interpreter, without_frameworks: str) -> Interpreter:
     """Fresh interpreters as ``interpreter``, without frameworks."""
+    return start_with(without_frameworks, interpreter)
+
+
+@pytest.fixture
+def triton_interpreter(interpreter: Interpreter, with_triton_alone: str) -> Interpreter:
+    """Fresh interpreters as ``interpreter``, where Triton is the only compiler."""
+    return start_with(with_triton_alone, interpreter)
+
+
+def start_with(text: str, interpreter: Interpreter) -> Interpreter:
+    """Return interpreters that run a text when they start."""
     folder = interpreter.home / "start"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(without_frameworks)
+    (folder / "sitecustomize.py").write_text(text)
     return Interpreter(interpreter.home, (folder, *interpreter.folders))
 
 
