@@ -29,134 +29,14 @@ from planfreeze.target import target
 ROOT = Path(__file__).resolve().parents[1]
 
 # A Triton family whose kernel takes a constant from another module, and a CuTe family whose kernel class can
-# misbehave while it is compiled.
-PACKAGE = {
-    "__init__.py": "",
-    "families.py": """
-        from dataclasses import dataclass
-        from typing import ClassVar
-        from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer, scalar
-        from planfreeze.payload import Payload
-
-        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-        class AddPayload(Payload):
-            family_name: ClassVar[str] = "NAME_add"
-            block: int
-            warps: int = 1
-
-        @family(AddPayload, version=1)
-        def add(payload, target):
-            return Definition(
-                arguments=(
-                    pointer("source", "i32", lambda scalars: scalars["count"]),
-                    pointer("out", "i32", lambda scalars: scalars["count"]),
-                    scalar("count"),
-                ),
-                source=TritonSource(
-                    kernel="NAME.add_triton:add_kernel",
-                    constants=(("block", payload.block),),
-                    num_warps=payload.warps,
-                ),
-                grid=lambda scalars, resident_blocks: (-(-scalars["count"] // payload.block), 1, 1),
-            )
-
-        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-        class CopyPayload(Payload):
-            family_name: ClassVar[str] = "NAME_copy"
-            mode: str = "plain"
-
-        @family(CopyPayload, version=1)
-        def copy(payload, target):
-            return Definition(
-                arguments=(
-                    pointer("source", "i32", lambda scalars: 128),
-                    pointer("out", "i32", lambda scalars: 128),
-                    scalar("count"),
-                ),
-                source=CuteSource(
-                    kernel="NAME.copy_cute:Copy",
-                    constants=(("mode", payload.mode),),
-                    launch=LaunchInfo(block=(32, 1, 1)),
-                ),
-                grid=lambda scalars, resident_blocks: (1, 1, 1),
-            )
-        """,
-    "shared.py": """
-        AMOUNT = 7
-        """,
-    "unrelated.py": '''
-        """Nothing imports this module."""
-        ''',
-    "add_triton.py": """
-        import triton
-        import triton.language as tl
-        from .shared import AMOUNT
-        STEP = tl.constexpr(AMOUNT)
-
-        @triton.jit
-        def add_kernel(source, out, count, block: tl.constexpr):
-            offsets = tl.program_id(0) * block + tl.arange(0, block)
-            tl.store(out + offsets, tl.load(source + offsets, mask=offsets < count) + STEP, mask=offsets < count)
-        """,
-    "copy_cute.py": """
-        from cutlass import Int32, Int64, cute
-        from planfreeze.kernels.mma.memory import store_global_x4
-        from planfreeze.kernels.mma.ptx import load_global_x4
-        from . import mischief
-
-        class Copy:
-            def __init__(self, *, launch, mode):
-                self.launch = launch
-                if mode != "plain":
-                    getattr(mischief, "play")(mode)  # looked up where no check of captures sees it
-
-            @cute.jit
-            def __call__(self, source: Int64, out: Int64, count: Int32, stream):
-                self.kernel(source, out, count).launch(grid=[1, 1, 1], block=list(self.launch.block), stream=stream)
-
-            @cute.kernel
-            def kernel(self, source: Int64, out: Int64, count: Int32):
-                thread, _, _ = cute.arch.thread_idx()
-                if thread < count:
-                    place = Int64(thread) * 16
-                    store_global_x4(out + place, load_global_x4(source + place))
-        """,
-    "mischief.py": """
-        import os, signal, time
-        from pathlib import Path
-
-        def play(mode):
-            if mode == "raise":
-                raise ArithmeticError("this kernel has no solution")
-            if mode == "print":
-                print("printed by a kernel", flush=True)
-                os.write(1, b"written by a kernel")
-            if mode == "read":
-                input("a question nobody answers")
-            if mode == "show":
-                raise RuntimeError("".join(f"<{k}={v}>" for k, v in os.environ.items()) + f"<hash={hash('a')}>")
-            if mode == "exit":
-                os._exit(3)
-            if mode == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if mode == "close":
-                os.closerange(3, 64)
-            if mode in ("close", "wait"):
-                Path(os.environ["HOME"], "waiting").write_text(str(os.getpid()))
-                time.sleep(3600)
-        """,
-    "models.py": """
-        from .families import AddPayload, CopyPayload
-
-        def enumerate_programs(model, *, tp, target, options):
-            return (AddPayload(block=model.hidden), CopyPayload(mode=model.name))
-        """,
-}
+# misbehave while it is compiled. NAME stands for the name of the package.
+TOYS = Path(__file__).with_name("toy_package")
 
 
 def write_package(folder: Path, name: str, **changes: str) -> Path:
     """Write the package ``name`` into ``folder``; a change adds or replaces a module by its name."""
-    texts = PACKAGE | {f"{module}.py": text for module, text in changes.items()}
+    texts = {path.name: path.read_text() for path in TOYS.glob("*.py")}
+    texts |= {f"{module}.py": text for module, text in changes.items()}
     for file, text in texts.items():
         path = folder / name / file
         path.parent.mkdir(parents=True, exist_ok=True)
