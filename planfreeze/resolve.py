@@ -161,21 +161,21 @@ def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | 
     DamagedEntry, DamagedPlan
         Its bytes are not what its root digest says, or no plan.
     """
-    if command is None:
-        arguments = build_arguments(reference.name or "") or recording_arguments(reference.name or "")
-        command = shlex.join(["planfreeze", "build", *arguments, "--store", str(store.path)])
     root = reference.root
     if root is None:
         store.check_trust()
         root = store.get_ref(reference.name or "")
     if root is None:
+        command = command or make_command(store, reference)
         known = tuple(store.list_refs())
         raise PlanMissing(str(reference), str(store.path), command, known, misspelled_plan(reference.name, known))
     try:
         plan = FrozenPlan.decode(store.get_plan(root))
     except MissingEntry as error:
+        command = command or make_command(store, reference)
         raise PlanMissing(str(reference), str(store.path), command, tuple(store.list_refs())) from error
     if reference.name not in (None, plan.name):
+        command = command or make_command(store, reference)
         raise PlanMissing(str(reference), str(store.path), f"the plan of this root digest is {plan.name}. {command}")
     if not plan.entries:
         raise EmptyPlan(str(reference))
@@ -189,6 +189,12 @@ def misspelled_plan(name: str | None, known: Iterable[str]) -> str | None:
     there = re.fullmatch(PLAN_NAME, near or "")
     is_other = asked and there and asked["model"] == there["model"] and asked["arch"] in ARCHS
     return None if is_other else near
+
+
+def make_command(store: ReadableStore, reference: PlanReference) -> str:
+    """Return what builds a plan, by its name alone. Looks through what is installed, which takes milliseconds."""
+    arguments = build_arguments(reference.name or "") or recording_arguments(reference.name or "")
+    return shlex.join(["planfreeze", "build", *arguments, "--store", str(store.path)])
 
 
 def find_plans(store: ReadableStore, references: Sequence[str] | None) -> tuple[FrozenPlan, ...]:

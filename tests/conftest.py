@@ -1,5 +1,6 @@
 """A kernel package of somebody else, plans over it, and a store of it that was built for real."""
 
+import fcntl
 import importlib
 import os
 import shutil
@@ -26,137 +27,16 @@ from planfreeze.record import ProgramRecord
 from planfreeze.target import target
 
 ROOT = Path(__file__).resolve().parents[1]
-OLDEST_TRITON = "3.6.0"
 
 # A Triton family whose kernel takes a constant from another module, and a CuTe family whose kernel class can
-# misbehave while it is compiled.
-PACKAGE = {
-    "__init__.py": "",
-    "families.py": """
-        from dataclasses import dataclass
-        from typing import ClassVar
-        from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer, scalar
-        from planfreeze.payload import Payload
-
-        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-        class AddPayload(Payload):
-            family_name: ClassVar[str] = "NAME_add"
-            block: int
-            warps: int = 1
-
-        @family(AddPayload, version=1)
-        def add(payload, target):
-            return Definition(
-                arguments=(
-                    pointer("source", "i32", lambda scalars: scalars["count"]),
-                    pointer("out", "i32", lambda scalars: scalars["count"]),
-                    scalar("count"),
-                ),
-                source=TritonSource(
-                    kernel="NAME.add_triton:add_kernel",
-                    constants=(("block", payload.block),),
-                    num_warps=payload.warps,
-                ),
-                grid=lambda scalars, resident_blocks: (-(-scalars["count"] // payload.block), 1, 1),
-            )
-
-        @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-        class CopyPayload(Payload):
-            family_name: ClassVar[str] = "NAME_copy"
-            mode: str = "plain"
-
-        @family(CopyPayload, version=1)
-        def copy(payload, target):
-            return Definition(
-                arguments=(
-                    pointer("source", "i32", lambda scalars: 128),
-                    pointer("out", "i32", lambda scalars: 128),
-                    scalar("count"),
-                ),
-                source=CuteSource(
-                    kernel="NAME.copy_cute:Copy",
-                    constants=(("mode", payload.mode),),
-                    launch=LaunchInfo(block=(32, 1, 1)),
-                ),
-                grid=lambda scalars, resident_blocks: (1, 1, 1),
-            )
-        """,
-    "shared.py": """
-        AMOUNT = 7
-        """,
-    "unrelated.py": '''
-        """Nothing imports this module."""
-        ''',
-    "add_triton.py": """
-        import triton
-        import triton.language as tl
-        from .shared import AMOUNT
-        STEP = tl.constexpr(AMOUNT)
-
-        @triton.jit
-        def add_kernel(source, out, count, block: tl.constexpr):
-            offsets = tl.program_id(0) * block + tl.arange(0, block)
-            tl.store(out + offsets, tl.load(source + offsets, mask=offsets < count) + STEP, mask=offsets < count)
-        """,
-    "copy_cute.py": """
-        from cutlass import Int32, Int64, cute
-        from planfreeze.kernels.mma.memory import store_global_x4
-        from planfreeze.kernels.mma.ptx import load_global_x4
-        from . import mischief
-
-        class Copy:
-            def __init__(self, *, launch, mode):
-                self.launch = launch
-                if mode != "plain":
-                    getattr(mischief, "play")(mode)  # looked up where no check of captures sees it
-
-            @cute.jit
-            def __call__(self, source: Int64, out: Int64, count: Int32, stream):
-                self.kernel(source, out, count).launch(grid=[1, 1, 1], block=list(self.launch.block), stream=stream)
-
-            @cute.kernel
-            def kernel(self, source: Int64, out: Int64, count: Int32):
-                thread, _, _ = cute.arch.thread_idx()
-                if thread < count:
-                    place = Int64(thread) * 16
-                    store_global_x4(out + place, load_global_x4(source + place))
-        """,
-    "mischief.py": """
-        import os, signal, time
-        from pathlib import Path
-
-        def play(mode):
-            if mode == "raise":
-                raise ArithmeticError("this kernel has no solution")
-            if mode == "print":
-                print("printed by a kernel", flush=True)
-                os.write(1, b"written by a kernel")
-            if mode == "read":
-                input("a question nobody answers")
-            if mode == "show":
-                raise RuntimeError("".join(f"<{k}={v}>" for k, v in os.environ.items()) + f"<hash={hash('a')}>")
-            if mode == "exit":
-                os._exit(3)
-            if mode == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if mode == "close":
-                os.closerange(3, 64)
-            if mode in ("close", "wait"):
-                Path(os.environ["HOME"], "waiting").write_text(str(os.getpid()))
-                time.sleep(3600)
-        """,
-    "models.py": """
-        from .families import AddPayload, CopyPayload
-
-        def enumerate_programs(model, *, tp, target, options):
-            return (AddPayload(block=model.hidden), CopyPayload(mode=model.name))
-        """,
-}
+# misbehave while it is compiled. NAME stands for the name of the package.
+TOYS = Path(__file__).with_name("toy_package")
 
 
 def write_package(folder: Path, name: str, **changes: str) -> Path:
     """Write the package ``name`` into ``folder``; a change adds or replaces a module by its name."""
-    texts = PACKAGE | {f"{module}.py": text for module, text in changes.items()}
+    texts = {path.name: path.read_text() for path in TOYS.glob("*.py")}
+    texts |= {f"{module}.py": text for module, text in changes.items()}
     for file, text in texts.items():
         path = folder / name / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,8 +80,33 @@ def make_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 @pytest.fixture(scope="session")
 def toolchains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the fingerprints of the compilers are remembered in this run."""
-    return tmp_path_factory.mktemp("toolchains")
+    """Where the fingerprints of the compilers are remembered in this run, by all its workers."""
+    folder = shared_folder(tmp_path_factory) / "toolchains"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that the workers of a run have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def link_toolchains(toolchains: Path) -> Callable[[Path], None]:
+    """Let a user's cache directory remember the fingerprints of this run: to read every file takes a second."""
+
+    def link(cache: Path) -> None:
+        (cache / "planfreeze").mkdir(parents=True, exist_ok=True)
+        (cache / "planfreeze" / "toolchains").symlink_to(toolchains)
+
+    return link
+
+
+@pytest.fixture(scope="session")
+def model_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that all workers of a run build whole models into: what one has built, the others find."""
+    return Store.open(shared_folder(tmp_path_factory) / "models", writable=True)
 
 
 @dataclass(frozen=True)
@@ -268,36 +173,104 @@ class Interpreter:
 
 
 @pytest.fixture
-def interpreter(toys: Toys, tmp_path: Path) -> Interpreter:
+def interpreter(toys: Toys, link_toolchains: Callable[[Path], None], tmp_path: Path) -> Interpreter:
     """Fresh interpreters that see this checkout and the package ``toys``."""
     home = tmp_path / "home"
-    home.mkdir()
+    link_toolchains(home / "cache")
     return Interpreter(home, (toys.folder, ROOT))
 
 
-# A start-up module that hides frameworks: a proof of every road imports them, which takes seconds each time.
-WITHOUT_FRAMEWORKS = """
+# A start-up module that hides packages: a proof of every road imports them, which takes seconds each time.
+HIDE = """
 import sys
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "cupy"):
+        if name.partition(".")[0] in NAMES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hidden())
 """
+FRAMEWORKS = ("torch", "cupy")
 
 
 @pytest.fixture(scope="session")
 def without_frameworks() -> str:
     """Text of a ``sitecustomize`` under which there is no torch and no CuPy; Triton and CuTe stay."""
-    return WITHOUT_FRAMEWORKS
+    return HIDE.replace("NAMES", repr(FRAMEWORKS))
+
+
+@pytest.fixture(scope="session")
+def with_triton_alone() -> str:
+    """Text of a ``sitecustomize`` under which Triton is the only compiler."""
+    return HIDE.replace("NAMES", repr((*FRAMEWORKS, "cutlass")))
+
+
+@pytest.fixture(scope="session")
+def hidden_frameworks(without_frameworks: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that hides frameworks from processes that have it in front of their search path."""
+    folder = tmp_path_factory.mktemp("hidden_frameworks")
+    (folder / "sitecustomize.py").write_text(without_frameworks)
+    return folder
+
+
+@pytest.fixture
+def hide_frameworks(hidden_frameworks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide frameworks from every process that a test starts with the environment of this one."""
+    monkeypatch.setenv("PYTHONPATH", str(hidden_frameworks), prepend=os.pathsep)
+
+
+OLDEST_TRITON = "3.6.0"
+
+
+@pytest.fixture(scope="session")
+def oldest_triton(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...]]:
+    """A Python with the oldest Triton that is supported, and the folders in front of its search path.
+
+    The one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front, which the workers of a run share.
+    """
+    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
+    if named:
+        return named, ()
+    folder = shared_folder(tmp_path_factory) / "triton36"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            install_oldest_triton(folder)
+    return sys.executable, (str(folder),)
+
+
+def install_oldest_triton(folder: Path) -> None:
+    """Install it into a folder of its own."""
+    # Constraints of the environment pin the other version.
+    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", f"{folder}.part"]
+    done = subprocess.run(
+        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(
+            f"Triton {OLDEST_TRITON} is part of what is promised and cannot be installed here. Set "
+            f"PLANFREEZE_TEST_TRITON36 to a Python that has it.\n{done.stderr}"
+        )
+    Path(f"{folder}.part").rename(folder)
 
 
 @pytest.fixture
 def small_interpreter(interpreter: Interpreter, without_frameworks: str) -> Interpreter:
     """Fresh interpreters as ``interpreter``, without frameworks."""
+    return start_with(without_frameworks, interpreter)
+
+
+@pytest.fixture
+def triton_interpreter(interpreter: Interpreter, with_triton_alone: str) -> Interpreter:
+    """Fresh interpreters as ``interpreter``, where Triton is the only compiler."""
+    return start_with(with_triton_alone, interpreter)
+
+
+def start_with(text: str, interpreter: Interpreter) -> Interpreter:
+    """Return interpreters that run a text when they start."""
     folder = interpreter.home / "start"
     folder.mkdir()
-    (folder / "sitecustomize.py").write_text(without_frameworks)
+    (folder / "sitecustomize.py").write_text(text)
     return Interpreter(interpreter.home, (folder, *interpreter.folders))
 
 
@@ -381,30 +354,6 @@ class Stock:
 @pytest.fixture(scope="session")
 def stock() -> Stock:
     return Stock()
-
-
-@pytest.fixture(scope="session")
-def oldest_triton_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...]]:
-    """A Python with Triton 3.6, and folders for its search path.
-
-    The one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front.
-    """
-    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
-    if named:
-        return named, ()
-    folder = tmp_path_factory.mktemp("triton36")
-    # Constraints of the environment pin the other version.
-    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    done = subprocess.run(
-        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.fail(
-            f"Triton {OLDEST_TRITON} is part of what is promised and cannot be installed here. Set "
-            f"PLANFREEZE_TEST_TRITON36 to a Python that has it.\n{done.stderr}"
-        )
-    return sys.executable, (str(folder),)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The house: who may import whom, what importing costs, who reads the environment, how long files are."""
+"""The house: who may import whom, what importing costs, and who reads the environment."""
 
 import ast
 import json
@@ -80,7 +80,6 @@ ENVIRONMENT_READERS = {
     "planfreeze.processes",  # makes the environment of the process that builds
     "planfreeze.compilers.recorded_cute",  # the same
 }
-MAX_LINES, MAX_KERNEL_LINES = 300, 500
 
 
 @cache
@@ -315,16 +314,6 @@ def test_every_module_of_the_framework_says_what_is_public():
     run = ("__main__", "sitecustomize")
     without = [name for name in FRAMEWORK if not name.endswith(run) and not public_names(name)]
     assert [name for name in without if not name.startswith("planfreeze.errors.")] == []
-
-
-def test_files_are_short():
-    longer = {}
-    for name, path in read_modules().items():
-        lines = len(path.read_text().splitlines())
-        most = MAX_KERNEL_LINES if name.startswith("planfreeze.kernels") else MAX_LINES
-        if lines >= most:
-            longer[name] = lines
-    assert longer == {}
 
 
 def test_no_function_has_the_name_of_a_module_beside_it():

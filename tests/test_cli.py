@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from planfreeze.cli import app
 
+ROOT = Path(__file__).parents[1]
+# A replay proves the roads of every framework that is found; test_build_to_launch.py has one with all of them.
+pytestmark = pytest.mark.usefixtures("hide_frameworks")
 RUNNER = CliRunner()
 DS41 = ("--model", "ds41", "--tp", "4", "--arch", "sm_90a")
 MODEL = (*DS41, "--capacity", "64", "--ids", "int32", "--inline-limit", "64")
@@ -204,7 +207,7 @@ def test_a_missing_compiler_exits_6_and_names_the_extra(tmp_path: Path) -> None:
 
 
 def test_loading_on_a_machine_without_a_device_exits_6(store: Path) -> None:
-    done = spawn("replay", *MODEL, "--store", store, "--device", CUDA_VISIBLE_DEVICES="")
+    done = spawn("replay", *MODEL, "--store", store, "--device", CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
     assert done.returncode == 6
     assert "no CUDA device" in done.stderr
 

@@ -59,7 +59,9 @@ def test_dtypes_of_torch_come_back():
     assert thaw_constant(freeze_constant("value", torch.bfloat16)) is torch.bfloat16
 
 
-@pytest.mark.parametrize("value", [lambda: 0, object(), functools.partial(helper), [1], {"a": 1}, 1j], ids=repr)
+@pytest.mark.parametrize(
+    "value", [lambda: 0, object(), functools.partial(helper), [1], {"a": 1}, 1j], ids=lambda value: type(value).__name__
+)
 def test_what_no_module_names_is_refused_by_name(value):
     with pytest.raises(UnnameableConstant, match="constant weight = "):
         freeze_constant("weight", (1, value))

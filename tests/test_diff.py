@@ -291,14 +291,14 @@ def scale(x, n, BLOCK: tl.constexpr):
 """
 
 
-def test_an_upgrade_of_triton_is_the_reason_for_every_change_that_it_makes(oldest_triton_python, tmp_path):
+def test_an_upgrade_of_triton_is_the_reason_for_every_change_that_it_makes(oldest_triton, tmp_path):
     pytest.importorskip("triton")
     package = tmp_path / "upgraded"
     package.mkdir()
     for name, text in (("__init__", ""), ("families", FAMILY), ("kernels", KERNEL)):
         (package / f"{name}.py").write_text(text)
     build = ["-m", "planfreeze", "build", "--family", "upgraded.families:scale", "--arch", "sm_90a", "--jobs", "1"]
-    program, folders = oldest_triton_python
+    program, folders = oldest_triton
     for store, interpreter, path in (("old", program, folders), ("new", sys.executable, ())):
         subprocess.run(
             [interpreter, *build, "--store", store],

@@ -18,6 +18,9 @@ from planfreeze.guard.unseen import UNSEEN
 from planfreeze.runs.guarded import RUN_MODES, CountedAttempt, Run
 from planfreeze.runs.reports import run_json
 
+# A replay proves the roads of every framework that is found; test_build_to_launch.py has one with all of them.
+pytestmark = pytest.mark.usefixtures("hide_frameworks")
+
 ROOT = Path(__file__).parents[1]
 FAMILIES = (ROOT / "docs" / "families.md").read_text()
 FILES = [
@@ -43,7 +46,7 @@ def run(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "planfreeze", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT), os.environ["PYTHONPATH"]))},
         capture_output=True,
         text=True,
         check=False,

@@ -31,16 +31,15 @@ def pinned() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[FrozenPlan, ...]:
+def plans(model_store: Store, toolchains: Path) -> tuple[FrozenPlan, ...]:
     for name in ("triton", "nvidia-cutlass-dsl"):
         if metadata.version(name) != pinned()[name]:
             pytest.skip(f"{name} {metadata.version(name)} is not the pinned {pinned()[name]} of the evidence")
-    folder = tmp_path_factory.mktemp("evidence")
     declared = [
         make_plan(load_model(name), tp=tp, target=target("sm_90a"), options=OPTIONS)
         for name, tp in (("ds41", 4), ("kimi_k3", 16))
     ]
-    report = build_plans(declared, Store.open(folder / "store", writable=True), jobs=2, toolchains=folder)
+    report = build_plans(declared, model_store, jobs=2, toolchains=toolchains)
     assert report.count("failed") == 0
     return report.plans
 

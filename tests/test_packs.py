@@ -163,6 +163,7 @@ def signer(tmp_path: Path) -> tuple[Path, Path]:
     return private, public
 
 
+@pytest.mark.usefixtures("hide_frameworks")
 def test_with_trusted_keys_set_sessions_replays_and_unpack_take_signed_packs_alone(
     built, pack, frozen, signer, tmp_path, monkeypatch
 ):
@@ -193,6 +194,7 @@ def test_a_pack_replays_under_the_guard(pack):
     assert (len(replay.resolution.programs), replay.attempts) == (2, 0)
 
 
+@pytest.mark.usefixtures("hide_frameworks")
 def test_the_command_line_packs_replays_and_unpacks(built, tmp_path):
     path, store = tmp_path / "toys.pfz", tmp_path / "store"
     status, stdout, stderr = run("pack", "--plan", NAME, "--store", built.store.path, "-o", path, "--json")

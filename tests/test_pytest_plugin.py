@@ -100,10 +100,10 @@ class Outcome:
 
 @pytest.fixture
 def run(
-    pytester: pytest.Pytester, toys, built, without_frameworks: str, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, toys, built, with_triton_alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Outcome]:
     """Run pytest over a test module beside a conftest with the stand-in device."""
-    pytester.makepyfile(sitecustomize=without_frameworks)
+    pytester.makepyfile(sitecustomize=with_triton_alone)
 
     def start(tests: str, *options: str, plans: tuple[str, ...] = ("toys-tp1-sm_90a",), store: Path | None = None):
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (pytester.path, ROOT, toys.folder))))
@@ -239,7 +239,10 @@ def test_a_test_may_compile_where_nothing_forbids_it(run_plain, pytester: pytest
     assert len(list((pytester.path / "triton").rglob("*.cubin"))) == 1
 
 
-def test_a_replay_that_uses_every_program_passes_and_states_what_it_saw(run, built) -> None:
+def test_a_replay_that_uses_every_program_passes_and_states_what_it_saw(
+    run, built, pytester: pytest.Pytester, without_frameworks: str
+) -> None:
+    pytester.makepyfile(sitecustomize=without_frameworks)
     outcome = run(USES_ALL)
     assert outcome.status == 0, outcome.text
     root = built.report.plans[0].root
@@ -383,16 +386,14 @@ def test_sabotage():
     assert any("asleep at the end" in reason and "triton" in reason for reason in outcome.reasons())
 
 
-def test_a_guard_that_sleeps_in_children_fails_a_replay(
-    run, pytester: pytest.Pytester, without_frameworks: str
-) -> None:
+def test_a_guard_that_sleeps_in_children_fails_a_replay(run, pytester: pytest.Pytester, with_triton_alone: str) -> None:
     sleeper = """
 import os
 if "PLANFREEZE_GUARD" in os.environ:
     from planfreeze.guard.watch import watch
     watch.report = lambda attempt: None
 """
-    pytester.makepyfile(sitecustomize=without_frameworks + sleeper)
+    pytester.makepyfile(sitecustomize=with_triton_alone + sleeper)
     outcome = run(USES_ALL)
     assert (outcome.status, "2 passed" in outcome.text) == (1, True)
     (reason,) = outcome.reasons()

@@ -38,7 +38,7 @@ def copy_checkout(target: Path) -> Path:
 def test_there_are_two_set_up_commands_of_one_line_each() -> None:
     build, tests = set_up_commands()
     assert build.endswith("planfreeze build --model ds41 --tp 4")
-    assert tests.endswith("pytest")
+    assert tests.endswith("pytest -n auto")
 
 
 @pytest.mark.timeout(1500)

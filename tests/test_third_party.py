@@ -30,10 +30,11 @@ class Installation:
     """A copy of the example, installed with its entry points in a folder of its own."""
 
     folder: Path
+    toolchains: Path
 
     def run(self, *command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Run Python with the copy on its path."""
-        folders = (str(self.folder), str(ROOT))
+        folders = (str(self.folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [sys.executable, *command],
             cwd=self.folder,
@@ -72,18 +73,20 @@ class Installation:
             "from planfreeze.keyed import key_plan; from planfreeze.plans import plan_families; "
             "from planfreeze.target import target; names = sys.argv[1:]; "
             "plan = plan_families([find_family(n) for n in names], names, target=target('sm_90a')); "
-            "print(json.dumps({p.name: p.key.digest for p in key_plan(plan, Path('toolchains'))}))"
+            f"print(json.dumps({{p.name: p.key.digest for p in key_plan(plan, Path({str(self.toolchains)!r}))}}))"
         )
         found: dict[str, str] = json.loads(self.run("-c", script, *names).stdout)
         return found
 
 
-def install(folder: Path) -> Installation:
+def install(folder: Path, toolchains: Path) -> Installation:
     """Install the example into a folder, as pip does, without building a wheel."""
     shutil.copytree(EXAMPLE / "sample_kernels", folder / "sample_kernels", ignore=shutil.ignore_patterns("__pycache__"))
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     write_distribution(folder, project["name"], project["entry-points"])
-    return Installation(folder)
+    (folder / "cache" / "planfreeze").mkdir(parents=True)
+    (folder / "cache" / "planfreeze" / "toolchains").symlink_to(toolchains)
+    return Installation(folder, toolchains)
 
 
 def write_distribution(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> None:
@@ -96,13 +99,13 @@ def write_distribution(folder: Path, name: str, groups: Mapping[str, Mapping[str
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    return install(tmp_path_factory.mktemp("installed"))
+def installed(toolchains: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    return install(tmp_path_factory.mktemp("installed"), toolchains)
 
 
 @pytest.fixture
-def edited(tmp_path: Path) -> Installation:
-    return install(tmp_path)
+def edited(toolchains: Path, tmp_path: Path) -> Installation:
+    return install(tmp_path, toolchains)
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +136,14 @@ def test_listing_a_family_says_what_would_shrink_it(installed: Installation) -> 
     assert "note: sample_layer_norm: do_not_specialize='columns' leaves 1 of every 2 variants" in shown.stderr
 
 
+@pytest.mark.usefixtures("hide_frameworks")
 def test_a_plan_that_is_missing_names_the_families_that_build_it(installed: Installation, built: Any) -> None:
     plan = "sample_gemm-and-sample_softmax-tp1-sm_90a"
     said = installed.refused("replay", "--plan", plan, "--store", "store", status=3)
     assert "planfreeze build --family sample_gemm,sample_softmax --arch sm_90a" in said
 
 
+@pytest.mark.usefixtures("hide_frameworks")
 def test_every_variant_is_built_without_a_gpu_and_replays_under_the_guard(installed: Installation, built: Any) -> None:
     assert (built["compiled"], built["failed"]) == (sum(VARIANTS.values()), [])
     families = [part for name in VARIANTS for part in ("--family", name)]
@@ -328,7 +333,7 @@ def test_what_cannot_be_frozen_is_refused_by_name(edited: Installation, case: st
     assert not list((edited.folder / "store" / "refs").glob("*")), "no plan is frozen"
 
 
-def test_a_script_and_the_helpers_beside_it_are_a_family_too(tmp_path: Path) -> None:
+def test_a_script_and_the_helpers_beside_it_are_a_family_too(toolchains: Path, tmp_path: Path) -> None:
     files = {
         "helpers.py": "import triton\n\n@triton.jit\ndef double(x):\n    return x * 2\n",
         "kernels.py": (
@@ -346,7 +351,7 @@ def test_a_script_and_the_helpers_beside_it_are_a_family_too(tmp_path: Path) -> 
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    here = Installation(tmp_path)
+    here = Installation(tmp_path, toolchains)
     built = here.planfreeze("build", "--family", "script:script_family", "--arch", "sm_120a", "--store", "store")
     assert (built["compiled"], built["failed"]) == (3 * 5, [])
     before = here.keys("script:script_family")

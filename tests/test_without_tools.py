@@ -37,9 +37,9 @@ def test_a_call_of_a_tool_would_be_seen(tools: Path, name: str) -> None:
     assert calls(tools) == [f"{name} -v"]
 
 
-def test_a_whole_plan_replays_and_no_tool_is_called(interpreter, built, tools: Path) -> None:
+def test_a_whole_plan_replays_and_no_tool_is_called(small_interpreter, built, tools: Path) -> None:
     arguments = ("replay", "--plan", "toys-tp1-sm_90a", "--store", str(built.store.path), "--json")
-    started = interpreter.start("-m", "planfreeze", *arguments, PATH=str(tools))
+    started = small_interpreter.start("-m", "planfreeze", *arguments, PATH=str(tools))
     output, errors = started.communicate(timeout=120)
     assert started.returncode == 0, errors
     found = json.loads(output)

@@ -202,7 +202,7 @@ def test_reading_where_no_store_is_makes_none(tmp_path: Path) -> None:
         (b"planfreeze store 1.0", DamagedStore),
         (b"planfreeze store\n", DamagedStore),
         (b"", DamagedStore),
-        (os.urandom(50), DamagedStore),
+        pytest.param(os.urandom(50), DamagedStore, id="noise"),
     ],
 )
 @pytest.mark.parametrize("is_builder", [False, True])

@@ -226,6 +226,7 @@ def test_the_status_is_6_where_the_machine_lacks_something_and_nothing_else_is_w
     assert made.status == status
 
 
+@pytest.mark.usefixtures("hide_frameworks")
 def test_problems_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

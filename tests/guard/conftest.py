@@ -118,19 +118,17 @@ def run_script(tmp_path: Path) -> RunScript:
     return make_run(Interpreter(sys.executable), tmp_path)
 
 
-@pytest.fixture(scope="session")
-def oldest_triton(oldest_triton_python: tuple[str, tuple[str, ...]]) -> Interpreter:
-    """A Python with Triton 3.6."""
-    return Interpreter(*oldest_triton_python)
-
-
 @pytest.fixture(params=["installed", OLDEST_TRITON])
-def run_triton(request: pytest.FixtureRequest, tmp_path: Path) -> RunScript:
-    """Run parts of a script under the installed Triton, and under the oldest that is supported."""
+def run_triton(request: pytest.FixtureRequest, hidden_frameworks: Path, tmp_path: Path) -> RunScript:
+    """Run parts of a script under the installed Triton, and under the oldest that is supported; without frameworks.
+
+    The oldest imports torch where it looks for a device, which takes longer than everything else here.
+    """
     pytest.importorskip("triton")
     if request.param == "installed":
-        return make_run(Interpreter(sys.executable), tmp_path)
-    run = make_run(request.getfixturevalue("oldest_triton"), tmp_path)
+        return make_run(Interpreter(sys.executable, (str(hidden_frameworks),)), tmp_path)
+    program, folders = request.getfixturevalue("oldest_triton")
+    run = make_run(Interpreter(program, (str(hidden_frameworks), *folders)), tmp_path)
 
     def run_oldest(*parts: str, **options: Any) -> str:
         return run(*parts, f"\nimport triton\nassert triton.__version__ == {OLDEST_TRITON!r}\n", **options)

@@ -4,11 +4,13 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,24 +18,7 @@ import planfreeze
 from planfreeze.family import CuteSource
 
 ROOT = Path(planfreeze.__file__).parents[1]
-COMPILE = """
-import importlib, json, os, sys
-import planfreeze
-source = json.loads(sys.stdin.read())
-assert os.path.dirname(os.path.dirname(planfreeze.__file__)) == os.environ["PYTHONPATH"]
-os.environ["CUTE_DSL_ARCH"] = source["arch"]
-from cutlass import Int32, Int64, cute
-from cutlass.cute.runtime import make_fake_stream
-from planfreeze.family import LaunchInfo
-module, _, attribute = source["kernel"].partition(":")
-launch = LaunchInfo(**{name: tuple(v) if isinstance(v, list) else v for name, v in source["launch"].items()})
-kernel = getattr(importlib.import_module(module), attribute)(launch=launch, **source["constants"])
-zeros = [Int64(0)] * source["pointers"] + [Int32(0)] * source["scalars"]
-made = cute.compile(kernel, *zeros, make_fake_stream(), options="--keep-cubin --keep-ptx")
-ptx = made.artifacts.PTX
-open("made.ptx", "w").write(ptx if isinstance(ptx, str) else ptx.decode())
-open("made.cubin", "wb").write(made.artifacts.CUBIN)
-"""
+SERVER = Path(__file__).with_name("compile_server.py")
 
 
 @dataclass(frozen=True)
@@ -64,9 +49,45 @@ def lane_machine() -> ModuleType:
     return load_beside("lane_machine")
 
 
+class Server:
+    """A process that compiles for one architecture; ``seed`` is that of its hashes, ``root`` has the package."""
+
+    def __init__(self, arch: str, seed: int, root: Path, home: Path) -> None:
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(home),
+            "PYTHONHASHSEED": str(seed),
+            "PYTHONPATH": str(root),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, SERVER, arch],
+            env=environment,
+            cwd=home,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def compile(self, request: dict[str, Any]) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        error = json.loads(self.process.stdout.readline())
+        assert not error, error
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
 @pytest.fixture(scope="session")
-def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
+def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Compiled]]:
     """Return a function that compiles once per distinct call: ``fresh`` seeds the hashes, ``root`` has the package."""
+    servers = ExitStack()
+
+    @cache
+    def open_server(arch: str, seed: int, root: Path) -> Server:
+        made = Server(arch, seed, root, tmp_path_factory.mktemp("server"))
+        return servers.enter_context(closing(made))
 
     @cache
     def compile_once(
@@ -75,6 +96,7 @@ def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comp
         folder = tmp_path_factory.mktemp("compiled")
         launch = source.launch
         request = {
+            "folder": str(folder),
             "kernel": source.kernel,
             "constants": dict(source.constants),
             "launch": {
@@ -83,27 +105,14 @@ def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Comp
                 "min_blocks": launch.min_blocks,
                 "carveout_percent": launch.carveout_percent,
             },
-            "arch": arch,
             "pointers": pointers,
             "scalars": scalars,
         }
-        environment = {
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(folder),
-            "PYTHONHASHSEED": str(fresh),
-            "PYTHONPATH": str(root),
-        }
-        subprocess.run(
-            [sys.executable, "-c", COMPILE],
-            input=json.dumps(request),
-            text=True,
-            cwd=folder,
-            env=environment,
-            check=True,
-        )
+        open_server(arch, fresh, root).compile(request)
         return Compiled((folder / "made.ptx").read_text(), folder / "made.cubin")
 
-    return compile_once
+    with servers:
+        yield compile_once
 
 
 def read_sass(cubin: Path, option: str) -> str:

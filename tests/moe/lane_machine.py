@@ -4,25 +4,32 @@ The functions of a kernel are executed as they stand, by 160 threads per block, 
 written out here after the PTX ISA: mbarriers, bulk copies that land late and in any order over poisoned memory,
 warpgroup products with their fragment and descriptor layouts. Index errors, missing waits and deadlocks of the pipeline
 show here, without a device.
+
+Threads are greenlets: one runs at a time, until it waits or loses its turn at an access to memory. Who is next is drawn
+with the seed of the block.
 """
 
 import contextlib
 import importlib
 import inspect
 import random
-import threading
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from greenlet import getcurrent, greenlet
 
 from planfreeze.kernels.mma import launch, scales_sm_90a, sm_90a, tasks
 
-PATIENCE_S = 60
+THREADS = 160
 SHARED_BASE = 1024
+# How often a thread loses its turn at an access, and how often a copy lands before the next turn.
+LOST_TURNS, EARLY_COPIES = 1 / 16, 1 / 32
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
-here = threading.local()
+# The thread that has its turn.
+here = SimpleNamespace(thread=0, is_elected=True)
 
 
 def wrap(value, kind):
@@ -31,52 +38,109 @@ def wrap(value, kind):
     return np.array(bits, dtype=f"u{np.dtype(kind).itemsize}").view(kind)[()]
 
 
+class Turns:
+    """Whose turn it is: threads that can go on, and copies on their way."""
+
+    def __init__(self, seed):
+        self.ready, self.copies, self.random = [], [], random.Random(seed)
+
+    def run(self, bodies, land):
+        """Run to the end of all threads; ``land`` is called with a copy that lands."""
+        main, left = getcurrent(), len(bodies)
+        self.main = main
+        self.ready = [greenlet(body) for body in bodies]
+        while left:
+            if self.copies and (not self.ready or self.random.random() < EARLY_COPIES):
+                land(*self.take(self.copies))
+                continue
+            assert self.ready, "deadlock"
+            thread = self.take(self.ready)
+            thread.switch()
+            left -= thread.dead
+        while self.copies:
+            land(*self.take(self.copies))
+
+    def take(self, choices):
+        """Draw one and take it out."""
+        index = self.random.randrange(len(choices))
+        choices[index], choices[-1] = choices[-1], choices[index]
+        return choices.pop()
+
+    def wait(self, waiting):
+        """Let others go on, until somebody makes those who wait in the list ready."""
+        mine = here.thread, here.is_elected
+        waiting.append(getcurrent())
+        self.main.switch()
+        here.thread, here.is_elected = mine
+
+    def wake(self, waiting):
+        """Let all go on who wait in the list."""
+        self.ready += waiting
+        waiting.clear()
+
+    def stumble(self):
+        """Lose the turn, now and then."""
+        if self.random.random() < LOST_TURNS:
+            self.wait(self.ready)
+
+
 class Mbarrier:
     """One mbarrier: pending arrivals and bytes of the current phase."""
 
-    def __init__(self, arrivals):
+    def __init__(self, turns, arrivals):
         self.arrivals, self.pending, self.bytes, self.phase = arrivals, arrivals, 0, 0
-        self.changed = threading.Condition()
+        self.turns, self.waiting = turns, []
 
     def update(self, arrivals=0, size_bytes=0):
-        with self.changed:
-            self.bytes += size_bytes
-            self.pending -= arrivals
-            assert self.pending >= 0, "more arrivals than the barrier was set up for"
-            if self.pending == 0 and self.bytes == 0:
-                self.phase, self.pending = self.phase + 1, self.arrivals
-                self.changed.notify_all()
+        self.bytes += size_bytes
+        self.pending -= arrivals
+        assert self.pending >= 0, "more arrivals than the barrier was set up for"
+        if self.pending == 0 and self.bytes == 0:
+            self.phase, self.pending = self.phase + 1, self.arrivals
+            self.turns.wake(self.waiting)
 
     def wait(self, parity):
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.phase % 2 != parity, PATIENCE_S), "deadlock"
+        while self.phase % 2 == parity:
+            self.turns.wait(self.waiting)
 
 
 class Meeting:
     """All-to-all exchange of a warp, a warpgroup or a block."""
 
-    def __init__(self, members):
-        self.values = [None] * members
-        self.barrier = threading.Barrier(members, timeout=PATIENCE_S)
+    def __init__(self, turns, members):
+        self.turns, self.waiting = turns, []
+        self.values, self.found = [None] * members, None
 
     def exchange(self, index, value=None):
         self.values[index] = value
-        self.barrier.wait()
-        found = list(self.values)
-        self.barrier.wait()
-        return found
+        if len(self.waiting) + 1 < len(self.values):
+            self.turns.wait(self.waiting)
+        else:
+            self.found = list(self.values)
+            self.turns.wake(self.waiting)
+        return self.found
+
+
+def gather_rows(fragments):
+    """Return the 64 by 32 operand of a warpgroup out of the four registers of each of its threads."""
+    codes = np.array(fragments, dtype=np.uint32).view(np.uint8).reshape(128, 4, 4)
+    thread = np.arange(128)
+    first, k = 16 * (thread // 32) + thread % 32 // 4, 4 * (thread % 4)
+    rows = np.empty((64, 32))
+    for register, (row, column) in enumerate(((0, 0), (8, 0), (0, 16), (8, 16))):
+        rows[(first + row)[:, None], (column + k)[:, None] + np.arange(4)] = E4M3[codes[:, register]]
+    return rows
 
 
 class Group:
     """One wgmma group: fragments captured when it starts, shared memory read when it is waited for."""
 
     def __init__(self, lanes):
-        self.lanes, self.results, self.lock = lanes, None, threading.Lock()
+        self.lanes, self.results = lanes, None
 
     def result(self, shared, thread):
-        with self.lock:
-            if self.results is None:
-                self.results = [self.multiply(shared, b) for b in range(len(self.lanes[0][0]))]
+        if self.results is None:
+            self.results = [self.multiply(shared, b) for b in range(len(self.lanes[0][0]))]
         quad, c = thread % 32 // 4, thread % 4
         row = 16 * (thread // 32) + quad
         corners = ((row, 2 * c), (row, 2 * c + 1), (row + 8, 2 * c), (row + 8, 2 * c + 1))
@@ -88,15 +152,10 @@ class Group:
         (descriptor,) = descriptors
         assert descriptor >> 62 == 0, "no swizzle"
         start, leading = (descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4
-        k, n = np.meshgrid(np.arange(32), np.arange(8), indexing="ij")
+        n, k = np.meshgrid(np.arange(8), np.arange(32), indexing="ij")
         tokens = E4M3[shared[start + k // 16 * leading + n * 16 + k % 16]]
-        rows = np.full((64, 32), np.nan)
-        for thread, (fragments, _) in enumerate(self.lanes):
-            first, k = 16 * (thread // 32) + thread % 32 // 4, 4 * (thread % 4)
-            for register, (row, column) in enumerate(((0, 0), (8, 0), (0, 16), (8, 16))):
-                values = np.array([fragments[b][register]], dtype=np.uint32).view(np.uint8)
-                rows[first + row, column + k : column + k + 4] = E4M3[values]
-        return np.array([[np.sum(a * tokens[:, n]) for n in range(8)] for a in rows])
+        rows = gather_rows([fragments[b] for fragments, _ in self.lanes])
+        return (rows[:, None] * tokens[None]).sum(-1)
 
 
 class Block:
@@ -105,41 +164,21 @@ class Block:
     def __init__(self, memory, shared_bytes, seed):
         self.memory = memory
         self.shared = np.full(SHARED_BASE + shared_bytes, 0xFF, dtype=np.uint8)
-        self.barriers, self.copies, self.errors = {}, [], []
-        self.warps, self.warpgroup, self.block = [Meeting(32) for _ in range(5)], Meeting(128), Meeting(160)
-        self.random, self.issued, self.is_over = random.Random(seed), threading.Condition(), False
+        self.turns, self.barriers = Turns(seed), {}
+        self.warps = [Meeting(self.turns, 32) for _ in range(THREADS // 32)]
+        self.warpgroup, self.block = Meeting(self.turns, 128), Meeting(self.turns, THREADS)
 
     def run(self, body):
-        threads = [threading.Thread(target=self.run_thread, args=(body, i), daemon=True) for i in range(160)]
-        engine = threading.Thread(target=self.land_copies, daemon=True)
-        for thread in (engine, *threads):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.is_over = True
-        engine.join()
-        if self.errors:
-            raise self.errors[0]
-        assert not self.copies
-
-    def run_thread(self, body, thread):
-        here.thread, here.is_elected = thread, True
-        try:
+        def run_thread(thread):
+            here.thread, here.is_elected = thread, True
             with np.errstate(all="ignore"):
                 body()
-        except BaseException as error:  # noqa: BLE001  # handed to run()
-            self.errors.append(error)
-            for meeting in (*self.warps, self.warpgroup, self.block):
-                meeting.barrier.abort()
 
-    def land_copies(self):
-        while not self.is_over or self.copies:
-            with self.issued:
-                if not self.copies and not self.issued.wait(0.05):
-                    continue
-                shared, data, barrier = self.copies.pop(self.random.randrange(len(self.copies)))
-            self.shared[shared : shared + data.size] = data
-            self.barriers[barrier].update(size_bytes=-data.size)
+        self.turns.run([partial(run_thread, thread) for thread in range(THREADS)], self.land)
+
+    def land(self, shared, data, barrier):
+        self.shared[shared : shared + data.size] = data
+        self.barriers[barrier].update(size_bytes=-data.size)
 
     def exchange(self, value=None):
         return self.warps[here.thread // 32].exchange(here.thread % 32, value)
@@ -157,12 +196,14 @@ class Block:
         size = np.dtype(kind).itemsize * count
         address = int(address)
         assert address >= 0 and address + size <= space.size and address % size == 0
+        self.turns.stumble()
         return tuple(space[address : address + size].view(kind))
 
     def write(self, space, address, values):
         data = np.array(values).view(np.uint8)
         address = int(address)
         assert address >= 0 and address + data.size <= space.size and address % data.size == 0
+        self.turns.stumble()
         space[address : address + data.size] = data
 
     def copy_bulk(self, shared, source, size_bytes, barrier):
@@ -171,10 +212,7 @@ class Block:
             assert shared % 16 == source % 16 == size_bytes % 16 == 0
             assert source >= 0 and source + size_bytes <= self.memory.size
             self.shared[shared : shared + size_bytes] = 0xFF
-            with self.issued:
-                data = self.memory[source : source + size_bytes].copy()
-                self.copies.append((shared, data, int(barrier)))
-                self.issued.notify()
+            self.turns.copies.append((shared, self.memory[source : source + size_bytes].copy(), int(barrier)))
 
     def arrive(self, barrier, size_bytes=0):
         if here.is_elected:
@@ -197,7 +235,9 @@ class Block:
     def instructions(self):
         """The layer ``ptx``, over this block."""
         return SimpleNamespace(
-            init_barrier=lambda barrier, arrivals: self.barriers.setdefault(int(barrier), Mbarrier(arrivals)),
+            init_barrier=lambda barrier, arrivals: self.barriers.setdefault(
+                int(barrier), Mbarrier(self.turns, arrivals)
+            ),
             arrive=self.arrive,
             arrive_expecting=self.arrive,
             expect=self.expect,

@@ -8,7 +8,6 @@ operand has the 128-byte swizzle.
 import importlib.util
 import inspect
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,12 +55,11 @@ class Group:
     """One wgmma group: fragments captured when it starts, shared memory read when it is waited for."""
 
     def __init__(self, lanes_of_group, tokens):
-        self.lanes, self.tokens, self.results, self.lock = lanes_of_group, tokens, None, threading.Lock()
+        self.lanes, self.tokens, self.results = lanes_of_group, tokens, None
 
     def result(self, block, thread):
-        with self.lock:
-            if self.results is None:
-                self.results = [self.multiply(block, b) for b in range(len(self.lanes[0][0]))]
+        if self.results is None:
+            self.results = [self.multiply(block, b) for b in range(len(self.lanes[0][0]))]
         row, c = 16 * (thread // 32) + thread % 32 // 4, thread % 4
         corners = [
             (row + 8 * half, 8 * f + 2 * c + x) for f in range(self.tokens // 8) for half in (0, 1) for x in (0, 1)
@@ -79,12 +77,7 @@ class Group:
         addresses ^= (addresses >> 7 & 7) << 4
         assert not block.is_unfenced[addresses].any(), "an activation was copied but not fenced"
         columns = lanes.E4M3[block.shared[addresses]]
-        rows = np.full((64, 32), np.nan)
-        for thread, (fragments, _) in enumerate(self.lanes):
-            first, position = 16 * (thread // 32) + thread % 32 // 4, 4 * (thread % 4)
-            for register, (row, column) in enumerate(((0, 0), (8, 0), (0, 16), (8, 16))):
-                values = np.array([fragments[b][register]], dtype=u32).view(np.uint8)
-                rows[first + row, column + position : column + position + 4] = lanes.E4M3[values]
+        rows = lanes.gather_rows([fragments[b] for fragments, _ in self.lanes])
         with np.errstate(all="ignore"):
             return (rows[:, None] * columns[None]).sum(-1)
 

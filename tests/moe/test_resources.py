@@ -37,14 +37,13 @@ resources = load_tool()
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory, toolchains: Path) -> tuple[Any, ...]:
+def programs(model_store: Store, toolchains: Path) -> tuple[Any, ...]:
     """Every program of ds41 on four ranks, all arms, both architectures."""
-    store = Store.open(tmp_path_factory.mktemp("resources") / "store", writable=True)
     options = PlanOptions(inline_limit=1536, arms=("inline", "expand", "native"))
     plans = [make_plan(load_model("ds41"), tp=4, target=target(arch), options=options) for arch in ARCHS]
-    report = build_plans(plans, store, jobs=2, toolchains=toolchains)
+    report = build_plans(plans, model_store, jobs=2, toolchains=toolchains)
     assert report.count("failed") == 0, [outcome.reason for outcome in report.outcomes]
-    found: tuple[Any, ...] = resources.resolve(store, PLANS)
+    found: tuple[Any, ...] = resources.resolve(model_store, PLANS)
     return found
 
 

@@ -44,14 +44,14 @@ def tried(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(small_interpreter, tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str], dict[str, Any]]]:
+def run(triton_interpreter, tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str], dict[str, Any]]]:
     """Run ``planfreeze run`` with a command; return the finished process and its report."""
 
     def start(*command: object, options: tuple[str, ...] = (), given: str = "", **environment: str):
         report = tmp_path / "report.json"
         arguments = ["-m", "planfreeze", "run", *options, "--report", str(report), "--", *map(str, command)]
         environment.setdefault("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-        started = small_interpreter.start(*arguments, **environment)
+        started = triton_interpreter.start(*arguments, **environment)
         output, errors = started.communicate(given, timeout=120)
         done = subprocess.CompletedProcess(arguments, started.returncode, output, errors)
         text = report.read_text() if report.exists() else ""
@@ -132,14 +132,15 @@ def test_an_attempt_goes_on_in_other_modes_and_ends_with_5_all_the_same(
     assert ("RuntimeWarning" in done.stderr) == (mode == "warn")
 
 
-def test_a_build_compiles_under_a_run(run, toys, tmp_path: Path) -> None:
+def test_a_build_compiles_under_a_run(run, toys, interpreter, hidden_frameworks: Path, tmp_path: Path) -> None:
     model = tmp_path / "toys.toml"
     model.write_text(
         'hidden = 64\nintermediate = 64\nexperts = 2\ntop_k = 1\nweight_format = "mxfp4"\n'
         'name = "plain"\nprograms = "toys.models:enumerate_programs"\n'
     )
     build = ("build", "--model", model, "--arch", "sm_90a", "--store", tmp_path / "store")
-    done, report = run(sys.executable, "-m", "planfreeze", *build)
+    path = os.pathsep.join(map(str, (hidden_frameworks, *interpreter.folders)))
+    done, report = run(sys.executable, "-m", "planfreeze", *build, PYTHONPATH=path)
     assert (done.returncode, report["attempts"]) == (0, []), done.stderr
 
 
@@ -172,14 +173,14 @@ def test_an_outer_log_that_takes_no_line_hides_no_attempt(run, tried: Path, tmp_
     assert "does not take a line" in done.stderr
 
 
-def test_a_standard_error_that_is_closed_hides_no_attempt(small_interpreter, tried: Path, tmp_path: Path) -> None:
+def test_a_standard_error_that_is_closed_hides_no_attempt(triton_interpreter, tried: Path, tmp_path: Path) -> None:
     environment = {"TRITON_CACHE_DIR": str(tmp_path / "triton")}
     close = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     command = ("-m", "planfreeze", "run", "--", sys.executable, str(tried), "1")
-    closed = small_interpreter.start("-c", close, *command, **environment)
+    closed = triton_interpreter.start("-c", close, *command, **environment)
     assert closed.communicate(timeout=120)[0] == "CompilationForbidden\n" and closed.returncode == 5
     wait = f"read go; exec {sys.executable} {tried} 1 2>/dev/null"
-    broken = small_interpreter.start("-m", "planfreeze", "run", "--", "sh", "-c", wait, **environment)
+    broken = triton_interpreter.start("-m", "planfreeze", "run", "--", "sh", "-c", wait, **environment)
     assert "guard proven" in broken.stderr.readline()
     broken.stderr.close()
     broken.stdin.write("go\n")
@@ -204,9 +205,9 @@ def test_a_python_that_leaves_the_guard_out_is_refused_before_it_starts(run, tmp
     assert not (tmp_path / "started").exists()
 
 
-def test_a_road_that_sleeps_ends_with_5_before_the_command_starts(run, small_interpreter, tmp_path: Path) -> None:
+def test_a_road_that_sleeps_ends_with_5_before_the_command_starts(run, triton_interpreter, tmp_path: Path) -> None:
     # The start-up hook runs this after it armed the guard.
-    start = small_interpreter.folders[0] / "sitecustomize.py"
+    start = triton_interpreter.folders[0] / "sitecustomize.py"
     start.write_text(
         f"{start.read_text()}\nfrom planfreeze.guard.watch import watch\nwatch.report = lambda attempt: None\n"
     )
@@ -217,22 +218,22 @@ def test_a_road_that_sleeps_ends_with_5_before_the_command_starts(run, small_int
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_reaches_the_command_which_decides_how_it_ends(small_interpreter, number: signal.Signals) -> None:
+def test_a_signal_reaches_the_command_which_decides_how_it_ends(triton_interpreter, number: signal.Signals) -> None:
     script = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(33))\n"
         "print('ready', flush=True)\n"
         "time.sleep(60)\n"
     )
-    started = small_interpreter.start("-m", "planfreeze", "run", "--", sys.executable, "-c", script)
+    started = triton_interpreter.start("-m", "planfreeze", "run", "--", sys.executable, "-c", script)
     assert started.stdout.readline() == "ready\n"
     started.send_signal(number)
     started.communicate(timeout=60)
     assert started.returncode == 33
 
 
-def test_a_command_that_dies_of_the_signal_gives_128_and_its_number(small_interpreter) -> None:
-    started = small_interpreter.start("-m", "planfreeze", "run", "--", "sh", "-c", "echo ready; exec sleep 60")
+def test_a_command_that_dies_of_the_signal_gives_128_and_its_number(triton_interpreter) -> None:
+    started = triton_interpreter.start("-m", "planfreeze", "run", "--", "sh", "-c", "echo ready; exec sleep 60")
     assert started.stdout.readline() == "ready\n"
     started.send_signal(signal.SIGTERM)
     started.communicate(timeout=60)
@@ -333,8 +334,8 @@ def test_a_command_ends_also_for_a_process_that_was_started_to_ignore_its_childr
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_proof_that_breaks_off_is_no_proof(run, small_interpreter) -> None:
-    start = small_interpreter.folders[0] / "sitecustomize.py"
+def test_a_proof_that_breaks_off_is_no_proof(run, triton_interpreter) -> None:
+    start = triton_interpreter.folders[0] / "sitecustomize.py"
     start.write_text(f"{start.read_text()}\nimport planfreeze.guard.proofs\nplanfreeze.guard.proofs.ROADS = [None]\n")
     done, report = run(sys.executable, "-c", "")
     assert (done.returncode, report) == (5, {})
@@ -362,13 +363,13 @@ while True:
 """
 
 
-def test_an_interrupt_at_the_terminal_is_left_to_the_terminal(small_interpreter) -> None:
+def test_an_interrupt_at_the_terminal_is_left_to_the_terminal(triton_interpreter) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "planfreeze", "run", "--", sys.executable, "-c", COUNT_INTERRUPTS]
     started = subprocess.Popen(
         [sys.executable, "-c", TAKE_TERMINAL, os.ttyname(theirs), *command],
-        env=small_interpreter.environment(),
-        cwd=small_interpreter.home,
+        env=triton_interpreter.environment(),
+        cwd=triton_interpreter.home,
         start_new_session=True,
     )
     seen = ""

@@ -1,7 +1,7 @@
 """Checks of the expansion that do not care how the kernel is launched.
 
 Run with ``TRITON_INTERPRET=1`` the file launches through Triton's interpreter, on the CPU, and prints what it found
-as JSON: ``python tests/scales/expand_checks.py EXPERTS ROWS COLUMNS GROUP_ROWS ROTATION``.
+as JSON, one line for each plane: ``python tests/scales/expand_checks.py EXPERTS,ROWS,COLUMNS,GROUP_ROWS,ROTATION...``.
 """
 
 import json
@@ -65,9 +65,10 @@ def interpret(payload: ExpandPayload, storage: Tensor, native: Tensor, tiles: in
 
 
 def main(arguments: list[str]) -> None:
-    experts, rows, columns, group_rows, rotation = map(int, arguments)
-    payload = ExpandPayload(experts=experts, rows=rows, columns=columns, group_rows=group_rows)
-    sys.stdout.write(json.dumps(compare_expansion(interpret, payload, rotation=rotation)) + "\n")
+    for argument in arguments:
+        experts, rows, columns, group_rows, rotation = map(int, argument.split(","))
+        payload = ExpandPayload(experts=experts, rows=rows, columns=columns, group_rows=group_rows)
+        sys.stdout.write(json.dumps(compare_expansion(interpret, payload, rotation=rotation)) + "\n")
 
 
 if __name__ == "__main__":

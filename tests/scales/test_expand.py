@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,43 +30,43 @@ def define(payload: ExpandPayload) -> Definition:
     return expand.define(payload, target("sm_90a"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "group_rows", "rotation"),
-    [
-        (1152, 160, 576, 576),
-        (1152, 160, 576, 0),
-        (5120, 18, 5120, 0),
-        (384, 112, 192, 192),
-        (3584, 6, 3584, 0),
-    ],
-)
-def test_expansion_gives_the_native_plane(rows: int, columns: int, group_rows: int, rotation: int) -> None:
-    found = interpret(3, rows, columns, group_rows, rotation)
+# Experts, rows, columns, rows of a group, rotation.
+LAYERS = [
+    (3, 1152, 160, 576, 576),
+    (3, 1152, 160, 576, 0),
+    (3, 5120, 18, 5120, 0),
+    (3, 384, 112, 192, 192),
+    (3, 3584, 6, 3584, 0),
+]
+# One tile, two tiles, both tails, a part of the last block, no tails.
+SMALL = [(1, 64, 2, 64, 0), (1, 64, 6, 64, 0), (1, 448, 10, 448, 0), (2, 640, 10, 320, 0), (3, 256, 8, 128, 0)]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[tuple[int, ...], Any]:
+    """Run the kernel in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    planes = [*LAYERS, *SMALL]
+    command = [sys.executable, str(CHECKS), *(",".join(map(str, sizes)) for sizes in planes)]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(planes, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("sizes", LAYERS, ids=str)
+def test_expansion_gives_the_native_plane(interpreted: dict[tuple[int, ...], Any], sizes: tuple[int, ...]) -> None:
+    found = interpreted[sizes]
     assert found["wrong_bytes"] == 0
     assert found["is_equal"]
     assert found["raw_tiles"] > 0
     assert any(1 <= count <= 7 for count in found["record_counts"])
 
 
-@pytest.mark.parametrize(
-    ("experts", "rows", "columns", "group_rows"),
-    [(1, 64, 2, 64), (1, 64, 6, 64), (1, 448, 10, 448), (2, 640, 10, 320), (3, 256, 8, 128)],
-    ids=["one tile", "two tiles", "both tails", "a part of the last block", "no tails"],
-)
-def test_expansion_of_small_planes(experts: int, rows: int, columns: int, group_rows: int) -> None:
-    found = interpret(experts, rows, columns, group_rows, rotation=0)
+@pytest.mark.parametrize("sizes", SMALL, ids=str)
+def test_expansion_of_small_planes(interpreted: dict[tuple[int, ...], Any], sizes: tuple[int, ...]) -> None:
+    found = interpreted[sizes]
     assert found["wrong_bytes"] == 0
     assert found["is_equal"]
-
-
-def interpret(experts: int, rows: int, columns: int, group_rows: int, rotation: int) -> dict[str, object]:
-    """Run the kernel in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
-    sizes = map(str, (experts, rows, columns, group_rows, rotation))
-    command = [sys.executable, str(CHECKS), *sizes]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_arguments_in_order() -> None:

@@ -5,8 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from planfreeze.serving import serving_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
-OLDEST_TRITON = "3.6.0"
 
 
 @dataclass(frozen=True)
@@ -87,31 +87,6 @@ def run(command: list[str], folder: Path, environment: dict[str, str], status: i
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="session")
-def oldest_triton(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, ...]]:
-    """A Python with Triton 3.6: the one that PLANFREEZE_TEST_TRITON36 names, else this one with a wheel in front."""
-    named = os.environ.get("PLANFREEZE_TEST_TRITON36")
-    if named:
-        return named, ()
-    folder = tmp_path_factory.mktemp("triton36")
-    environ = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    done = subprocess.run(
-        [*install, f"triton=={OLDEST_TRITON}"], env=environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"set PLANFREEZE_TEST_TRITON36 to a Python that has Triton 3.6\n{done.stderr}"
-    return sys.executable, (str(folder),)
-
-
-@pytest.fixture(scope="session", params=["installed", "3.6"])
-def python(request: pytest.FixtureRequest) -> tuple[str, tuple[str, ...]]:
-    """A Python with a version of Triton: the installed one, and the oldest that is supported."""
-    if request.param == "installed":
-        return sys.executable, ()
-    oldest: tuple[str, tuple[str, ...]] = request.getfixturevalue("oldest_triton")
-    return oldest
-
-
 def make_project(folder: Path, python: tuple[str, tuple[str, ...]] = (sys.executable, ()), **variables: str) -> Project:
     """Put the scripts into a folder."""
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
@@ -120,27 +95,42 @@ def make_project(folder: Path, python: tuple[str, tuple[str, ...]] = (sys.execut
 
 
 @pytest.fixture(scope="session")
-def served_everywhere(python: tuple[str, tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that was recorded and built, with each version of Triton. Read only."""
-    project = make_project(tmp_path_factory.mktemp("project"), python)
-    project.record()
-    project.build()
-    return project
+def build_project(
+    hidden_frameworks: Path, link_toolchains: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, tuple[str, ...]], Project]:
+    """Record and build a project, once for each Python. Read only."""
+
+    @cache
+    def build(program: str, folders: tuple[str, ...]) -> Project:
+        project = make_project(tmp_path_factory.mktemp("project"), (program, (str(hidden_frameworks), *folders)))
+        link_toolchains(project.folder / "home")
+        project.record()
+        project.build()
+        return project
+
+    return build
 
 
-@pytest.fixture(scope="session")
-def built_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that was recorded and built with the installed Triton. Read only."""
-    project = make_project(tmp_path_factory.mktemp("project"))
-    project.record()
-    project.build()
-    return project
+@pytest.fixture(params=["installed", "3.6"])
+def served_everywhere(request: pytest.FixtureRequest, build_project: Callable[..., Project]) -> Project:
+    """A project that was recorded and built, with the installed Triton, and with the oldest that is supported."""
+    if request.param == "installed":
+        return build_project(sys.executable, ())
+    return build_project(*request.getfixturevalue("oldest_triton"))
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def built_project(build_project: Callable[..., Project]) -> Project:
+    """A project that was recorded and built with the installed Triton. Read only."""
+    return build_project(sys.executable, ())
+
+
+@pytest.fixture
+def project(hidden_frameworks: Path, link_toolchains: Callable[[Path], None], tmp_path: Path) -> Project:
     """A project that nothing was done with."""
-    return make_project(tmp_path / "project")
+    project = make_project(tmp_path / "project", (sys.executable, (str(hidden_frameworks),)))
+    link_toolchains(project.folder / "home")
+    return project
 
 
 @pytest.fixture
@@ -148,7 +138,7 @@ def copy_of(tmp_path: Path) -> Any:
     """Copy a project to be changed."""
 
     def copy(project: Project) -> Project:
-        shutil.copytree(project.folder, tmp_path / "copy")
+        shutil.copytree(project.folder, tmp_path / "copy", symlinks=True)
         return Project(tmp_path / "copy", project.python, project.folders, project.variables)
 
     return copy

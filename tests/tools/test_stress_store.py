@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("kills", "collectors"), [(60, 0), (40, 2)])
+@pytest.mark.parametrize(("kills", "collectors"), [(30, 0), (25, 2)])
 def test_a_store_survives_kills_stops_and_jumping_clocks(kills, collectors):
     options = {"--kills": kills, "--collectors": collectors, "--seconds": 25, "--seed": os.getpid()}
     command = [sys.executable, "tools/stress_store.py", *(str(part) for pair in options.items() for part in pair)]

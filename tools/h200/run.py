@@ -9,7 +9,6 @@ from blindfold import Blindfold
 BLINDFOLD = Blindfold()  # before anything could import a compiler
 
 import argparse
-import importlib.metadata
 import json
 import shutil
 import sys
@@ -23,11 +22,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import checks
+import expansion_checks
 import grouped_checks as grouped
 import layers
 import pack
 import timings
 import torch
+from device_facts import describe_machine
 from layer import Sizes, exceptional_scales, make_w2, make_w13, serving_scales
 from probe_checks import check_planes, check_words
 
@@ -103,7 +104,7 @@ def run_checks(run: Run, store: Path) -> None:
             elif isinstance(payload, TopkSumPayload):
                 run.check(program_name(payload), [payload], lambda p=payload: checks.check_topk_sum(session, p))
             elif isinstance(payload, ExpandPayload):
-                run.check(program_name(payload), [payload], lambda p=payload: checks.check_expand(session, p))
+                run.check(program_name(payload), [payload], lambda p=payload: expansion_checks.check_expand(session, p))
         run_micro_checks(run, plan)
         torch.cuda.empty_cache()
         run_grouped_checks(run, plan)
@@ -111,8 +112,8 @@ def run_checks(run: Run, store: Path) -> None:
     run_decode_checks(run)
     for geometry in pack.INLINE_GEOMETRIES:
         payload = pack.expand_payload(geometry)
-        run.check(program_name(payload), [payload], lambda p=payload: checks.check_expand(session, p))
-    run.check(program_name(pack.WIDE), [pack.WIDE], lambda: checks.check_wide_expand(session, pack.WIDE))
+        run.check(program_name(payload), [payload], lambda p=payload: expansion_checks.check_expand(session, p))
+    run.check(program_name(pack.WIDE), [pack.WIDE], lambda: expansion_checks.check_wide_expand(session, pack.WIDE))
     torch.cuda.empty_cache()
     for geometry in pack.PROBED:
         for thread in pack.COPY_THREADS:
@@ -208,7 +209,7 @@ def check_removed(store: Path) -> dict[str, Any]:
         copy = Path(folder) / "store"
         shutil.copytree(store, copy)
         with planfreeze.session(plan, store=copy, is_trusted=True) as session:
-            checks.check_expand(session, payload)
+            expansion_checks.check_expand(session, payload)
             unplanned = ExpandPayload(experts=5, rows=5120, columns=18, group_rows=5120)
             expect(UnplannedProgram, lambda: session.program(unplanned), "experts")
             planned = next(p for p in planned_programs(session.plans[0]) if p.payload == payload)
@@ -243,22 +244,6 @@ def run_timings(session: Session, figures: dict[str, Any]) -> None:
     figures["micro_fc1_us"] = timings.time_projection(session, w13, timings.bind_fc1)
     figures["micro_fc2_us"] = timings.time_projection(session, w2, timings.bind_fc2)
     figures["grouped_us"] = timings.time_grouped(session, w13, w2)
-
-
-def describe_machine(session: Session) -> dict[str, Any]:
-    """Return device, driver and versions."""
-    device = session.program(ActQuantPayload(hidden=5120)).device
-    version = device.check("version", device.driver.cuDriverGetVersion())
-    kernel_driver = Path("/proc/driver/nvidia/version")
-    return {
-        "device": device.name,
-        "cuda_driver": f"{version // 1000}.{version % 1000 // 10}",
-        "kernel_driver": kernel_driver.read_text().splitlines()[0] if kernel_driver.exists() else "unknown",
-        "versions": {
-            "python": sys.version.split()[0],
-            **{name: importlib.metadata.version(name) for name in ("torch", "cuda-core", "cuda-bindings")},
-        },
-    }
 
 
 def main() -> None:
