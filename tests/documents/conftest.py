@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sysconfig
 import venv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,28 +81,20 @@ def is_run(blocks: list[Block]) -> bool:
     return any(block.mark in ("run", "gpu", "file") for block in blocks)
 
 
-# Frameworks take seconds to import in every proof of a guard; only what runs up to a launch needs them.
-HIDDEN = """
-import os, sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in os.environ["DOCUMENTS_HIDDEN"].split():
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-if os.environ.get("DOCUMENTS_HIDDEN"):
-    sys.meta_path.insert(0, Hidden())
-"""
-FRAMEWORKS = "torch cupy"
+# What an environment is without, by how the names of its installed files begin. Frameworks take seconds to import in
+# every proof of a guard; only what runs up to a launch needs them.
+FRAMEWORKS = ("torch", "functorch", "cupy")
+COMPILERS = ("triton", "nvidia_cutlass", "cutlass")
 
 
-def make_environment(folder: Path) -> Path:
+def make_environment(folder: Path, without: tuple[str, ...] = ()) -> Path:
     """Make a virtual environment with this checkout and what is installed here; return its ``bin``."""
     venv.EnvBuilder(symlinks=True).create(folder)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     for installed in Path(sysconfig.get_path("purelib")).iterdir():
-        if installed.name != "planfreeze" and not installed.name.startswith("__editable__"):
+        if installed.name != "planfreeze" and not installed.name.startswith(("__editable__", *without)):
             (packages / installed.name).symlink_to(installed)
-    (packages / "hidden_modules.py").write_text(HIDDEN)
-    (packages / "documents.pth").write_text(f"import hidden_modules\n{ROOT}\n")
+    (packages / "documents.pth").write_text(f"{ROOT}\n")
     for name, call in {
         "planfreeze": "from planfreeze.cli import main; main()",
         "pytest": "import pytest; sys.exit(pytest.main())",
@@ -112,6 +103,25 @@ def make_environment(folder: Path) -> Path:
         script.write_text(f"#!{folder}/bin/python\nimport sys\n{call}\n")
         script.chmod(0o755)
     return folder / "bin"
+
+
+@dataclass(frozen=True)
+class Environments:
+    """``bin`` of virtual environments: with all that is installed, without frameworks, without compilers either."""
+
+    whole: Path
+    building: Path
+    serving: Path
+
+    def variables(self, bin: Path) -> dict[str, str]:
+        """Return what a process of one of them starts with."""
+        home = self.building.parent
+        return {
+            "PATH": f"{bin}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "COLUMNS": "200",
+        }
 
 
 @dataclass(frozen=True)
@@ -127,26 +137,20 @@ class Bench:
     """A folder that blocks run in, one after the other; what a block exports the next one finds."""
 
     folder: Path
-    bin: Path
+    environments: Environments
 
-    def run(self, text: str, *, hidden: str = FRAMEWORKS, **extra: str) -> Done:
+    def run(self, text: str, bin: Path) -> Done:
         """Run lines of a shell."""
         kept = shlex.quote(str(self.folder.with_suffix(".sh")))
+        variables = self.environments.variables(bin)
         script = (
             f"if [ -f {kept} ]; then . {kept}; fi\ntrap 'export -p > {kept}' EXIT\n"
-            f"export DOCUMENTS_HIDDEN={shlex.quote(hidden)}\n{text}"
+            f"PATH={shlex.quote(variables['PATH'])}\n{text}"
         )
-        home = self.bin.parent
-        environment = {
-            "PATH": f"{self.bin}:{os.environ['PATH']}",
-            "HOME": str(home),
-            "XDG_CACHE_HOME": str(home / "cache"),
-            "COLUMNS": "200",
-        }
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.folder,
-            env=environment | extra,
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -177,12 +181,12 @@ class Bench:
 
     def run_block(self, block: Block) -> Done:
         """Run a block in the language it is written in."""
-        hidden = "" if block.mark == "gpu" else FRAMEWORKS
         if block.language == "python":
             script = self.folder.with_name(f"{self.folder.name}-block.py")
             script.write_text(block.text)
-            return self.run(f"PYTHONPATH=. python {shlex.quote(str(script))}", hidden=hidden)
-        return self.run(block.text, hidden=hidden)
+            return self.run(f"PYTHONPATH=. python {shlex.quote(str(script))}", self.environments.whole)
+        is_light = block.mark != "gpu"
+        return self.run(block.text, self.environments.building if is_light else self.environments.whole)
 
 
 def missing_line(expected: str, printed: str) -> str | None:
@@ -205,25 +209,29 @@ def is_there(command: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``bin`` of the virtual environment that blocks run in."""
-    return make_environment(tmp_path_factory.mktemp("documents") / "environment")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
+    """The virtual environments that blocks and examples run in."""
+    folder = tmp_path_factory.mktemp("environments")
+    return Environments(
+        whole=make_environment(folder / "whole"),
+        building=make_environment(folder / "building", FRAMEWORKS),
+        serving=make_environment(folder / "serving", FRAMEWORKS + COMPILERS),
+    )
 
 
 @pytest.fixture(scope="session")
-def tutorial(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def tutorial(environments: Environments, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """The folder where the tutorial ended: kernels, a store and a pack, all built for real. Read only."""
     folder = tmp_path_factory.mktemp("tutorial") / "work"
     folder.mkdir()
-    bench = Bench(folder, environment)
+    bench = Bench(folder, environments)
     bench.follow(read_blocks(DOCS / TUTORIAL))
     return bench
 
 
 @pytest.fixture
-def bench(tutorial: Bench, tmp_path: Path) -> Iterator[Bench]:
+def bench(tutorial: Bench, tmp_path: Path) -> Bench:
     """A copy of the folder where the tutorial ended, its exported variables with it."""
     shutil.copytree(tutorial.folder, tmp_path / "work", symlinks=True)
     shutil.copy(tutorial.folder.with_suffix(".sh"), tmp_path / "work.sh")
-    yield Bench(tmp_path / "work", tutorial.bin)
-
+    return Bench(tmp_path / "work", tutorial.environments)
