@@ -47,7 +47,8 @@ def test_the_page_of_run_names_the_keys_of_its_json_and_its_modes() -> None:
 
 
 def test_the_guards_page_and_the_doctor_list_the_same_that_no_guard_sees() -> None:
-    section = (ROOT / "docs" / "reference" / "guard.md").read_text().split("## What it cannot see\n")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "reference" / "guard.md").read_text()
+    section = page.split("## What it cannot see\n")[1].split("\n## ")[0]
     heads, rule, *rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section.replace("|---|---|", "| - | - |"), re.MULTILINE)
     assert (heads, rule) == (("what", "why"), ("-", "-"))
     assert rows == [(unseen.name, unseen.reason) for unseen in UNSEEN]

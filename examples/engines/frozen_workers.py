@@ -25,7 +25,8 @@ def register() -> None:
     step = getattr(worker, STEP, None)
     if step is None:
         raise RuntimeError(
-            f"{WORKER}.Worker has no {STEP}: workers would serve without being frozen. Use a version of vLLM that has it"
+            f"{WORKER}.Worker has no {STEP}: workers would serve without being frozen. Use a version of vLLM that "
+            "has it"
         )
     if not getattr(step, "is_freezing", False):
         setattr(worker, STEP, freezing(step))

@@ -27,7 +27,8 @@ class Block:
 
     Its mark, the words behind the language, says what becomes of it: ``run``, ``gpu`` (run, and without a device
     refused for that), ``file=PATH`` (written), ``output`` (lines that the block before prints), ``by=TEST`` (another
-    test runs it). ``status=N`` is the status it ends with; ``when=COMMAND`` runs it since that command is there.
+    test runs it), ``needs=PACKAGE`` (not run, for want of it). ``status=N`` is the status it ends with;
+    ``when=COMMAND`` runs it, and what it prints counts, once that command is there.
     """
 
     page: str
@@ -163,6 +164,8 @@ class Bench:
         """Do what each block's mark says, and fail with the block that does not end as it should."""
         done = Done(0, "")
         for block in blocks:
+            if not is_there(block.option("when")):
+                continue
             if block.mark == "file":
                 place = self.folder / block.option("file")
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -170,14 +173,14 @@ class Bench:
             elif block.mark == "output":
                 missing = missing_line(block.text, done.output)
                 assert missing is None, f"{block}: {missing!r} is not printed in\n{done.output}"
-            elif block.mark in ("run", "gpu") and is_there(block.option("when")):
+            elif block.mark == "gpu" and not HAS_DEVICE:
+                done = self.run_block(block)
+                assert done.status != 0, f"{block} ended well without a device"
+                assert WITHOUT_DEVICE.search(done.output), f"{block}: no word of a device in\n{done.output}"
+            elif block.mark in ("run", "gpu"):
                 done = self.run_block(block)
                 expected = int(block.option("status", "0"))
-                if block.mark == "gpu" and not HAS_DEVICE:
-                    assert done.status != 0, f"{block} ended well without a device"
-                    assert WITHOUT_DEVICE.search(done.output), f"{block}: no word of a device in\n{done.output}"
-                else:
-                    assert done.status == expected, f"{block} ended with {done.status}:\n{done.output}"
+                assert done.status == expected, f"{block} ended with {done.status}:\n{done.output}"
 
     def run_block(self, block: Block) -> Done:
         """Run a block in the language it is written in."""

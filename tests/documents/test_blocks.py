@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = {
-    "sh": {"run", "gpu", "by"},
+    "sh": {"run", "gpu", "by", "needs"},
     "python": {"run", "gpu", "file", "by"},
     "toml": {"file", "by"},
     "json": {"file", "by"},
@@ -19,7 +20,8 @@ MARKS = {
     "dockerfile": {"by"},
     "text": {"output", "by"},
 }
-OPTIONS = {"file", "by", "status", "when"}
+OPTIONS = {"file", "by", "needs", "status", "when"}
+COMMANDS_TO_COME = {"diff", "show", "report"}
 READERS: dict[str, Callable[[str], object]] = {
     "python": ast.parse,
     "toml": tomllib.loads,
@@ -39,16 +41,30 @@ def test_every_block_is_text_of_its_language(every_block) -> None:
         if block.language in READERS:
             try:
                 READERS[block.language](block.text)
-            except Exception as error:
+            except (SyntaxError, ValueError, yaml.YAMLError) as error:
                 pytest.fail(f"{block}: {error}")
 
 
-def test_a_block_that_another_test_runs_names_that_test_and_it_names_the_same_command(every_block) -> None:
+def test_a_block_that_another_test_runs_names_that_test_and_imports_what_is_there(every_block) -> None:
     for block in every_block:
         if block.mark == "by":
             path, _, function = block.option("by").partition("::")
-            text = (ROOT / path).read_text()
-            assert re.search(rf"^def {function}\(", text, re.MULTILINE), f"{block}: no {function} in {path}"
+            assert re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE), f"{block}: no {function}"
+            if block.language == "python":
+                imports = [node for node in ast.parse(block.text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+                exec(compile(ast.Module(imports, []), str(block), "exec"), {})
+
+
+def test_a_page_says_so_where_nothing_here_can_run_a_block(every_block) -> None:
+    for block in every_block:
+        if block.mark == "needs":
+            assert find_spec(block.option("needs")) is None, f"{block}: it can be run here, so run it"
+            assert "was run with what is on this page" in (ROOT / "docs" / block.page).read_text()
+
+
+def test_a_block_waits_for_a_command_that_is_to_come_and_for_no_other(every_block) -> None:
+    for block in every_block:
+        assert block.option("when", "diff") in COMMANDS_TO_COME, block
 
 
 def test_a_page_does_as_it_says_in_the_folder_where_the_tutorial_ended(page: str, request, every_block) -> None:
