@@ -1,6 +1,7 @@
 """The deployment examples: a Dockerfile, a workflow and a start script, run as far as a machine without a GPU goes."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -199,7 +200,7 @@ def test_the_build_stage_builds_what_its_files_say(
 
     started = {found.name: json.loads(found.value) for found in read_stages(DEPLOY / "Dockerfile")["serve"][-2:]}
     done = image.run("serve", [*started["ENTRYPOINT"], *started["CMD"]])
-    assert done.returncode == 6, done.stdout  # all is there but a device
+    assert done.returncode == 6, done.stdout  # all is there but a device and torch
     assert "serve.sh: frozen serving would not work here" in done.stdout
 
 
@@ -217,12 +218,12 @@ def test_every_step_of_the_workflow_runs(
     from planfreeze.cli import app
 
     has_diff = "diff" in {found.name for found in (*app.registered_commands, *app.registered_groups)}
-    work, summary = tmp_path / "work", tmp_path / "summary"
+    work = tmp_path / "work"
     shutil.copytree(context, work)
     (work / "last").mkdir()
     shutil.copy(work / "kernels.pfz", work / "last")
     jobs = yaml.safe_load((DEPLOY / "kernels.yml").read_text())["jobs"]
-    added = {"PYTHONPATH": ".", "NOTES": str(tmp_path / "notes"), "GITHUB_STEP_SUMMARY": str(summary)}
+    added = {"PYTHONPATH": ".", "NOTES": str(tmp_path / "notes"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
     ended = {}
     for name, job in jobs.items():
         for step in job["steps"]:
@@ -231,15 +232,35 @@ def test_every_step_of_the_workflow_runs(
                 variables = (serving if name == "serve" else building) | added
                 done = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True, check=False)
                 ended[name, step["name"]] = done.returncode
-                expected = 6 if (name, "serve.sh" in step["run"]) == ("serve", True) else 0
+                expected = 6 if "serve.sh" in step["run"] else 0  # all is there but a device and torch
                 assert done.returncode == expected, f"{step['name']}\n{done.stdout}{done.stderr}"
     named = {(name, step["name"]) for name, job in jobs.items() for step in job["steps"] if "run" in step}
     left_out = named - set(ended)
     assert left_out == (set() if has_diff else {("kernels", "Compare with the last pack")})
-    assert not has_diff or summary.read_text()
     for job in jobs.values():
         for step in job["steps"]:
             assert ("run" in step) != bool(re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", ""))), step
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, 0), (1, 0), (4, 1)])
+def test_a_difference_is_shown_and_only_a_failure_of_the_comparison_fails(
+    tmp_path: Path, status: int, expected: int
+) -> None:
+    steps = yaml.safe_load((DEPLOY / "kernels.yml").read_text())["jobs"]["kernels"]["steps"]
+    (text,) = [step["run"] for step in steps if "planfreeze diff" in step.get("run", "")]
+    write_script(tmp_path / "stubs" / "planfreeze", f'#!/bin/sh\necho "$*"\nexit {status}\n')
+    (tmp_path / "last").mkdir()
+    (tmp_path / "last" / "kernels.pfz").touch()
+    summary = tmp_path / "summary"
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path / 'stubs'}:{os.environ['PATH']}", "GITHUB_STEP_SUMMARY": str(summary)},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == expected
+    assert summary.read_text() == "diff last/kernels.pfz kernels.pfz\n"
 
 
 @dataclass(frozen=True)
