@@ -12,6 +12,7 @@ write_pages(Path(__file__).parent / "reference" / "generated")
 project = "planfreeze"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+smartquotes = False  # two dashes are an option, not a long dash
 nitpicky = True
 html_theme = "furo"
 html_title = "planfreeze"

@@ -9,9 +9,10 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 from typer.cli import get_docs_for_click
@@ -39,7 +40,17 @@ def commands_page() -> str:
     """Return the page of the command line."""
     command = typer.main.get_command(app)
     written = get_docs_for_click(obj=command, ctx=typer.Context(command), name="planfreeze", title="Commands")
+    for name, summary in summaries(command):  # typer cuts them off
+        written = re.sub(rf"^\* `{name}`: .*\.\.\.$", f"* `{name}`: {summary}", written, flags=re.MULTILINE)
     return EXAMPLES.sub(lambda found: f"**Examples**:\n\n```sh\n{unindent(found[1])}```\n", written)
+
+
+def summaries(group: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name and the first sentence of every command of a group and of the groups in it."""
+    for name, command in group.commands.items():
+        yield name, " ".join((command.help or "").partition("\n\n")[0].split())
+        if hasattr(command, "commands"):
+            yield from summaries(command)
 
 
 def unindent(text: str) -> str:

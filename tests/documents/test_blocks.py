@@ -1,14 +1,20 @@
 """Every block of code of the documents runs as it stands, and none is passed over."""
 
 import ast
+import itertools
 import re
+import shlex
 import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
+import typer.main
 import yaml
+
+from planfreeze.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = {
@@ -53,6 +59,30 @@ def test_a_block_that_another_test_runs_names_that_test_and_imports_what_is_ther
             if block.language == "python":
                 imports = [node for node in ast.parse(block.text).body if isinstance(node, ast.Import | ast.ImportFrom)]
                 exec(compile(ast.Module(imports, []), str(block), "exec"), {})
+
+
+def test_every_command_of_planfreeze_is_one_that_its_command_line_takes(every_block, readme) -> None:
+    group = typer.main.get_command(app)
+    blocks = [*every_block, *readme]
+    commands = [
+        (block, text[found.start(1) :])
+        for block in blocks
+        if not block.is_waiting
+        for text in [block.text.replace("\\\n", " ")]
+        for found in re.finditer(r"^(?:\w+=\S+ )*(planfreeze )", text, re.MULTILINE)
+    ]
+    assert len(commands) > 40
+    for block, command in commands:
+        lexer = shlex.shlex(command, posix=True, punctuation_chars="|&>;\n")
+        lexer.whitespace, lexer.whitespace_split = " \t", True
+        words = list(itertools.takewhile(lambda word: not set(word) & set("|&>;\n"), lexer))[1:]
+        try:
+            name, found, rest = group.resolve_command(typer.Context(group), words)
+            found.make_context(name, rest)  # reads options and arguments, and runs nothing
+        except typer.Exit:  # of --help
+            pass
+        except Exception as error:
+            raise AssertionError(f"{block}: {words}: {error}") from error
 
 
 def test_a_page_says_so_where_nothing_here_can_run_a_block(every_block) -> None:
