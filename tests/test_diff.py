@@ -262,7 +262,8 @@ def test_the_page_names_every_key_of_the_json(workshop):
     before, after = workshop.build("a", 64), workshop.build("b", 64, version="3.9.0", changed=(64,))
     made = comparison_json(compare(side(before), side(after)))
     assert json.loads(run("diff", before.path, after.path, "--json")[1]) == json.loads(json.dumps(made))
-    table = (ROOT / "docs/diff.md").read_text().partition("## What `diff --json` prints")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/reference/diff.md").read_text()
+    table = page.partition("## What `diff --json` prints")[2].partition("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", table))
     (program,) = made["programs"]
     assert named >= {*made, *program, *made["counts"], *made["before"], *program["before"]}

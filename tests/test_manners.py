@@ -35,8 +35,8 @@ from planfreeze.target import ARCHS
 from planfreeze.verification import Verification
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMAS = ROOT / "docs" / "schemas"
-PAGE = (ROOT / "docs" / "command_line.md").read_text()
+SCHEMAS = ROOT / "docs" / "reference" / "schemas"
+PAGE = (ROOT / "docs" / "reference" / "command_line.md").read_text()
 PYTHON = shlex.quote(sys.executable)
 
 # A way to call each command, and its status. PLACE is a folder with a store, a pack of it, a model and a recording.
@@ -219,9 +219,8 @@ def test_there_is_no_colour_and_no_bar_in_a_pipe(invoke: Callable[..., Called], 
 
 
 def test_the_page_of_json_says_what_the_schemas_say() -> None:
-    assert (ROOT / "docs" / "json.md").read_text() == runpy.run_path(str(ROOT / "tools" / "json_page.py"))["page_of"](
-        SCHEMAS
-    )
+    page_of = runpy.run_path(str(ROOT / "tools" / "json_page.py"))["page_of"]
+    assert (SCHEMAS.parent / "json.md").read_text() == page_of(SCHEMAS)
 
 
 def show(*arguments: object, **environment: str) -> str:

@@ -64,7 +64,7 @@ def test_the_first_command_installs_what_is_needed_and_builds(tmp_path: Path) ->
 
 
 def test_every_file_that_the_documents_link_to_is_there() -> None:
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([\w./-]*\w)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 

@@ -84,7 +84,7 @@ def test_json_holds_the_facts_and_the_build_that_made_them(built, programs):
 
 
 def test_the_page_names_every_key_of_the_json(programs):
-    page = (ROOT / "docs/show.md").read_text()
+    page = (ROOT / "docs/reference/show.md").read_text()
     made = facts_json(programs["toys_add"])
     table = page.partition("## What `show --json` prints")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", table)) == {*made, *made["provenance"], "sass", "programs"}

@@ -1,4 +1,4 @@
-"""Write docs/json.md, what ``--json`` prints, from the JSON Schemas in docs/schemas."""
+"""Write docs/reference/json.md, what ``--json`` prints, from the JSON Schemas beside it."""
 
 import json
 import sys
@@ -8,14 +8,16 @@ from typing import Any
 
 __all__ = ["main", "page_of"]
 
-SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
+SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "reference" / "schemas"
 INTRODUCTION = """# What `--json` prints
 
 With `--json` a command prints one JSON object on standard output and nothing else there; `planfreeze run` prints it as
 one line behind what the command itself printed. Progress, notes and errors go to standard error, so a pipe gets the
 object alone:
 
-    planfreeze plan --model ds41 --json | jq '.plans[].programs | length'
+```sh by=tests/test_manners.py::test_json_is_as_its_schema_says_and_quiet_leaves_only_errors
+planfreeze plan --model ds41 --json | jq '.plans[].programs | length'
+```
 
 - The object comes with status 0, and also where the answer is no: a replay that finds programs missing prints them and
   exits with 3. With an error before there is an answer, such as wrong usage, nothing is printed on standard output.

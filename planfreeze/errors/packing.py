@@ -89,7 +89,7 @@ class UnreadableKey(PlanfreezeError):
     def __str__(self) -> str:
         return (
             f"{self.path} is not {self.expected}: {self.reason}. Without it nothing is signed or trusted. "
-            f"See docs/packs.md, or run: openssl genpkey -algorithm ed25519 -out KEY"
+            f"See docs/reference/packs.md, or run: openssl genpkey -algorithm ed25519 -out KEY"
         )
 
 

@@ -12,7 +12,7 @@ class Unseen:
     Parameters
     ----------
     name : str
-        The way; ``docs/guard.md`` has the same words.
+        The way; ``docs/reference/guard.md`` has the same words.
     reason : str
         Why a guard does not see it.
     """

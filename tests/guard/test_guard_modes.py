@@ -180,7 +180,7 @@ def test_no_road_is_live_before_its_compiler_is_loaded() -> None:
 
 
 def test_every_road_stands_in_the_documents() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "guard.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "guard.md").read_text()
     described = re.findall(r"^\| ([a-z0-9-]+) \| .+ \| .+ \|$", page, re.MULTILINE)
     assert set(road_names()) == set(described) - {"road"}
 

@@ -109,14 +109,14 @@ def test_parts_of_the_page_are_short():
     assert longer == {}
 
 
-DOCUMENT = (ROOT / "docs" / "report.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "report.md").read_text()
 
 
 def test_the_commands_of_the_document_do_what_it_says(report, reported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("store").symlink_to(reported.store.path)
     Path("later.json").symlink_to(reported.recording)
-    commands = [line.split() for line in re.findall(r"^    planfreeze report (.*)$", DOCUMENT, re.MULTILINE)]
+    commands = [line.split() for line in re.findall(r"^planfreeze report (.*)$", DOCUMENT, re.MULTILINE)]
     assert len(commands) == 3
     for command in commands:
         status, stdout, stderr = report(*command, "--trust-store")
