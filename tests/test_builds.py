@@ -19,8 +19,8 @@ from planfreeze.cache.store import Store
 from planfreeze.elf import read_cubin
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.keyed import key_plan
-from planfreeze.record import ProgramRecord
 from planfreeze.progress import describe_wait, print_outcome
+from planfreeze.record import ProgramRecord
 from planfreeze.slots import build_programs
 
 ROOT = Path(__file__).resolve().parents[1]
