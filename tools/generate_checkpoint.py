@@ -208,8 +208,8 @@ def make_generator(recipe: Recipe, layer: int, expert: int, matrix: str, kind: s
 
 
 def describe_model(model: Model) -> str:
-    """Write a model as a file that ``--model`` takes."""
-    stated = {field.name: getattr(model, field.name) for field in fields(model)}
+    """Write a model as a file that ``--model`` takes; what programs may take of a GPU is nothing of a checkpoint."""
+    stated = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "budgets"}
     # What JSON writes of text, numbers, switches and lists is TOML as well.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in stated.items() if value is not None)
 
