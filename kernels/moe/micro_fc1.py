@@ -5,7 +5,7 @@ fp32; :func:`~planfreeze.kernels.moe.geometry.projection_parts` says how many pa
 outside 0..experts-1 are skipped: their rows of ``projections`` stay as they were. Gate columns come first.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
@@ -25,7 +25,7 @@ from planfreeze.kernels.scales.geometry import ScaleGeometry
 from planfreeze.payload import Payload
 from planfreeze.target import Target
 
-__all__ = ["MicroFc1Payload", "launch_sm_90a", "micro_fc1", "pipeline_sm_90a"]
+__all__ = ["MicroFc1Payload", "micro_fc1", "pipeline_sm_90a"]
 
 LAUNCH_SM_120A = LaunchInfo(block=(128, 1, 1), shared_bytes=4 * 4736, min_blocks=4, carveout_percent=100)
 """Four stages of K64: 64 bytes of activations, 64 around their scale word, 4096 of weights, 512 for either storage of
@@ -77,11 +77,6 @@ def pipeline_sm_90a(*, csf_inline: bool) -> Pipeline:
     return row_pipeline(is_inline=csf_inline)
 
 
-def launch_sm_90a(*, csf_inline: bool) -> LaunchInfo:
-    """Return the launch facts of the sm_90a kernels: a warpgroup multiplies, one warp copies, one rebuilds scales."""
-    return replace(pipeline_sm_90a(csf_inline=csf_inline).launch, block=(192, 1, 1))
-
-
 @family(MicroFc1Payload, version=2)
 def micro_fc1(payload: MicroFc1Payload, target: Target) -> Definition:
     """Define the arguments, program source and grid of one variant."""
@@ -128,7 +123,7 @@ def source(payload: MicroFc1Payload, target: Target) -> CuteSource:
     """Name the kernel class and its launch facts."""
     parts = projection_parts(target.arch, payload.hidden)
     launches = {
-        "sm_90a": launch_sm_90a(csf_inline=payload.csf_inline),
+        "sm_90a": pipeline_sm_90a(csf_inline=payload.csf_inline).launch,
         "sm_120a": LAUNCH_SM_120A,
     }
     return CuteSource(

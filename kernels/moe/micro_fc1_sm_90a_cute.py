@@ -11,7 +11,7 @@ from planfreeze.kernels.mma.launch import follow, launch_once
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
-from planfreeze.kernels.moe.micro_fc1 import launch_sm_90a, pipeline_sm_90a
+from planfreeze.kernels.moe.micro_fc1 import pipeline_sm_90a
 
 __all__ = ["MicroFc1"]
 
@@ -33,11 +33,11 @@ class MicroFc1:
     f32 ``(parts, pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and ``experts``. Tensors are 16-byte
     aligned, ids to their own size.
 
-    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
-    a ring of 4 stages of K128 by bulk copies, and rebuilds the staged scales to fp32 ``lag`` steps later, so that both
-    kinds of scale storage reach the very same instructions of the other warps. 44,032 bytes of shared memory (inline:
-    44,544) and at most 96 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the
-    parts of a tile are neighbours. sm_90a.
+    Tiles: 192 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
+    a ring of 4 stages of K128 by bulk copies, and warp 5 rebuilds the staged scales to fp32, so that both kinds of
+    scale storage reach the very same instructions of the warps that multiply. 44,032 bytes of shared memory (inline:
+    44,544) and at most 80 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the parts of
+    a tile are neighbours. sm_90a.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class MicroFc1:
     ) -> None:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(csf_inline=csf_inline)
-        assert launch == launch_sm_90a(csf_inline=csf_inline)
+        assert launch == self.pipeline.launch
         self.hidden = hidden
         self.intermediate = intermediate
         self.top_k = top_k
