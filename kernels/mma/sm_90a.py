@@ -179,9 +179,9 @@ def selector_offset(lane, half):
 def rebuild_inline(lane: Int32, half: Int32, offset: Int32, bases, kinds: Uint32, staged: Int32, scales: Int32):
     """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
-    ``half`` says which 64 slots of a tile the stage covers, ``offset`` what :func:`selector_offset` gave;
-    ``bases`` are the fp32 bits of a lane's four row bases. ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1 are set for a group of which words of a
-    raw tile were staged in place of a tile block.
+    ``half`` says which 64 slots of a tile the stage covers, ``offset`` what :func:`selector_offset` gave; ``bases`` are
+    the fp32 bits of a lane's four row bases. ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1
+    are set for a group of which words of a raw tile were staged in place of a tile block.
     """
     selectors = ptx.load_shared(staged + offset) >> Uint32((lane & 1) << 4)
     store_selected(lane, selectors, bases, scales)

@@ -9,7 +9,7 @@ from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
 from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
-from planfreeze.kernels.mma.memory import commit_copies, select, wait_copies
+from planfreeze.kernels.mma.memory import commit_copies, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES

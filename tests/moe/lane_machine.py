@@ -1,6 +1,6 @@
 """Lane by lane execution of the sm_90a kernels of the direct-route projections, in Python.
 
-The functions of a kernel are executed as they stand, by 160 threads per block, over the few instructions of ``ptx``
+The functions of a kernel are executed as they stand, by all threads of a block, over the few instructions of ``ptx``
 written out here after the PTX ISA: mbarriers, bulk copies that land late and in any order over poisoned memory,
 warpgroup products with their fragment and descriptor layouts. Index errors, missing waits and deadlocks of the pipeline
 show here, without a device.
@@ -23,7 +23,6 @@ from greenlet import getcurrent, greenlet
 
 from planfreeze.kernels.mma import launch, scales_sm_90a, sm_90a, tasks
 
-THREADS = 160
 SHARED_BASE = 1024
 # How often a thread loses its turn at an access, and how often a copy lands before the next turn.
 LOST_TURNS, EARLY_COPIES = 1 / 16, 1 / 32
@@ -161,12 +160,12 @@ class Group:
 class Block:
     """One thread block: its shared memory, barriers and copy engine, and the instructions over them."""
 
-    def __init__(self, memory, shared_bytes, seed):
-        self.memory = memory
-        self.shared = np.full(SHARED_BASE + shared_bytes, 0xFF, dtype=np.uint8)
+    def __init__(self, memory, launch, seed):
+        self.memory, self.threads = memory, launch.block[0]
+        self.shared = np.full(SHARED_BASE + launch.shared_bytes, 0xFF, dtype=np.uint8)
         self.turns, self.barriers = Turns(seed), {}
-        self.warps = [Meeting(self.turns, 32) for _ in range(THREADS // 32)]
-        self.warpgroup, self.block = Meeting(self.turns, 128), Meeting(self.turns, THREADS)
+        self.warps = [Meeting(self.turns, 32) for _ in range(self.threads // 32)]
+        self.warpgroup, self.block = Meeting(self.turns, 128), Meeting(self.turns, self.threads)
 
     def run(self, body):
         def run_thread(thread):
@@ -174,7 +173,7 @@ class Block:
             with np.errstate(all="ignore"):
                 body()
 
-        self.turns.run([partial(run_thread, thread) for thread in range(THREADS)], self.land)
+        self.turns.run([partial(run_thread, thread) for thread in range(self.threads)], self.land)
 
     def land(self, shared, data, barrier):
         self.shared[shared : shared + data.size] = data
@@ -336,7 +335,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters, *, is_reversed=F
                         monkeypatch.setattr(value, method, inspect.unwrap(function))
     for index in sorted(range(blocks), reverse=is_reversed):
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
-        block = Block(memory, source.launch.shared_bytes, seed=index)
+        block = Block(memory, source.launch, seed=index)
         monkeypatch.setattr(scales_sm_90a, "select", lambda condition, a, b: a if condition else b)
         for module in modules:
             monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)

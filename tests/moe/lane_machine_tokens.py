@@ -85,12 +85,12 @@ class Group:
 class Block(lanes.Block):
     """The machine's block, with cp.async and the products of several tokens."""
 
-    def __init__(self, memory, shared_bytes, seed):
-        super().__init__(memory, shared_bytes, seed)
+    def __init__(self, memory, launch, seed):
+        super().__init__(memory, launch, seed)
         self.is_unfenced = np.zeros(self.shared.size, dtype=bool)
-        self.open = [[] for _ in range(160)]
-        self.groups = [[] for _ in range(160)]
-        self.landed = [[] for _ in range(160)]
+        self.open = [[] for _ in range(self.threads)]
+        self.groups = [[] for _ in range(self.threads)]
+        self.landed = [[] for _ in range(self.threads)]
 
     def copy_16(self, shared, source, size_bytes, is_live):
         if not is_live:
@@ -101,15 +101,6 @@ class Block(lanes.Block):
         self.shared[shared : shared + 16] = 0xFF
         self.is_unfenced[shared : shared + 16] = True
         self.open[here.thread].append((shared, self.memory[source : source + 16].copy()))
-
-    def copy_4(self, shared, source, is_live, shared_offset=0, source_offset=0):
-        if not is_live:
-            return
-        shared, source = int(shared) + shared_offset, int(source) + source_offset
-        assert shared % 4 == source % 4 == 0
-        assert lanes.SHARED_BASE <= shared <= self.shared.size - 4 and 0 <= source <= self.memory.size - 4
-        self.shared[shared : shared + 4] = 0xFF
-        self.open[here.thread].append((shared, self.memory[source : source + 4].copy()))
 
     def commit_copies(self):
         self.groups[here.thread].append(self.open[here.thread])
@@ -171,7 +162,6 @@ class Block(lanes.Block):
             "commit_copies": self.commit_copies,
             "consumer_barrier": lambda: self.warpgroup.exchange(here.thread),
             "copy_16": self.copy_16,
-            "copy_4": self.copy_4,
             "exchange": lambda word, mask: self.exchange(word)[here.thread % 32 ^ mask],
             "fence_async": self.fence_async,
             "float_of_bits": made.float_of_bits,
@@ -217,7 +207,7 @@ def run_kernel(monkeypatch, modules, kernel, source, blocks, memory, parameters)
     for module in modules:
         unwrap(monkeypatch, module)
     for index in range(blocks):
-        block = Block(memory, source.launch.shared_bytes, seed=index)
+        block = Block(memory, source.launch, seed=index)
         named = block.named()
         for module in modules:
             monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)
