@@ -125,7 +125,7 @@ class RowProduct:
             self.rescale(sums, results, products, factors, weight_scales, (slot,))
 
     def rescale(self, sums, results, products, factors, weight_scales, slots):
-        """Rescale results of a K32 group in some slots and add them; product ``b`` has rows ``2 * b``, ``2 * b + 1``."""
+        """Rescale results of a K32 group in some slots and add them; product ``b`` is of row ``2 * b`` and the next."""
         for b, result in zip(products, results, strict=True):
             for nt in (2 * b, 2 * b + 1):
                 for slot in slots:

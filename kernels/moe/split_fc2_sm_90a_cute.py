@@ -9,7 +9,7 @@ from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
 from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
-from planfreeze.kernels.mma.memory import commit_copies, wait_copies
+from planfreeze.kernels.mma.memory import commit_copies, select, wait_copies
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
@@ -288,7 +288,12 @@ class SplitFc2:
     def multiply_steps(self, ring, lane, weight_offset, scale_offset, valid, sums):
         """Multiply the stages of a task; return the stage after them, the stages to the ring's end, and its parity."""
         stage, left, parity = ring
-        for _ in cutlass.range(0, self.whole_steps, 1, unroll=1):
+        whole_steps = Int32(self.whole_steps)
+        if cutlass.const_expr(self.tile_m == 32):
+            # The number of steps is kept from the compiler (nvidia-cutlass-dsl 4.8.1), which spills registers where it
+            # knows that there are two.
+            whole_steps = Int32(select(valid >= 0, Uint32(self.whole_steps), Uint32(0)))
+        for _ in cutlass.range(0, whole_steps, 1, unroll=1):
             ptx.wait(stage + self.pipeline.full, parity)
             self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums)
             stage, left, parity = mma.advance(self.pipeline, stage, left, parity)

@@ -151,13 +151,18 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(comp
     assert re.search(r"\.extern \.shared \.align 1024 ", made.ptx)
     sass = cuobjdump(made.cubin, "-sass")
     counts = {name: len(re.findall(name, sass)) for name in ("QGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")}
-    # Four groups of two products; of 32 rows four products for each width, all groups of their
-    # own. More pairs than groups would mean that the products are serialised.
-    products, groups, widths = (16, 16, {8, 16, 24, 32}) if tile_m == 32 else (8, 4, {tile_m})
+    # Two products for each K32 group of a step, for every width of the tile. They are one group up to 8 rows, of a tile
+    # of 32 up to 16, else each is. With inline scales, steps of 32 rows are multiplied in halves. More pairs than groups
+    # would mean that the products are serialised.
+    products, groups, widths = {
+        8: (8, 4, {8}),
+        16: (16, 12, {8, 16}),
+        32: (28, 20, {8, 16, 24, 32}) if csf_inline else (32, 24, {8, 16, 24, 32}),
+    }[tile_m]
     assert counts == {"QGMMA": products, "WARPGROUP.ARRIVE": groups, "WARPGROUP.DEPBAR": groups}
     assert {int(width) for width in re.findall(r"QGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", sass)} == widths
     # All but the last are waited for with one more in flight.
-    assert len(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1", sass)) == groups - (4 if tile_m == 32 else 1)
+    assert len(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1", sass)) == groups - len(widths)
     assert not re.search(r"\b(LDL|STL)\b", sass)
     # A row of 16-byte chunks per quarter of a warp, and the scales of a row per lane.
     copies = tile_m // 4 + -(-tile_m // 32)

@@ -132,11 +132,10 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(
 ):
     sass = cuobjdump(compile_variant(compile_cute, tile_m=tile_m, csf_inline=csf_inline).cubin, "-sass")
     counts = {name: len(re.findall(name, sass)) for name in ("QGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")}
-    # Two products for each K32 group of a whole step and of the tail, for tiles up to and above half full. For 8 rows
-    # the two are one group, else each is. For 32 rows, steps are multiplied in halves, of which a tail has one: four
-    # products for each width. More pairs than groups would mean that the
-    # products are serialised.
-    products, groups, ends = {8: (24, 12, 4), 16: (24, 24, 4), 32: (16, 16, 4)}[tile_m]
+    # Two products for each K32 group of a whole step and of the tail, for every width of the tile. They are one group
+    # up to 8 rows, of a tile of 32 up to 16, else each is. For 24 and 32 rows steps are multiplied in halves. More
+    # pairs than groups would mean that the products are serialised.
+    products, groups, ends = {8: (12, 6, 2), 16: (24, 18, 4), 32: (40, 28, 8)}[tile_m]
     assert counts == {"QGMMA": products, "WARPGROUP.ARRIVE": groups, "WARPGROUP.DEPBAR": groups}
     widths = {int(found) for found in re.findall(r"QGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", sass)}
     assert widths == {8: {8}, 16: {8, 16}, 32: {8, 16, 24, 32}}[tile_m]
@@ -180,8 +179,8 @@ def test_sm_90a_consumers_are_the_same_for_both_storages(compile_cute, tile_m):
     columns = tile_m // 4
     assert arithmetic(native) == arithmetic(inline)
     assert arithmetic(native).count("cvt.rn.bf16.f32") == 4 * columns
-    # For every width: of 32 rows two K32 groups, else those of a step and of the tail.
-    results = 2 * (2 + 4 + 6 + 8) if tile_m == 32 else (columns + columns // 2) * (4 + 2)
+    # For every width: K32 groups of a step and of the tail, of 24 and 32 rows two of each.
+    results = {8: 6 * 2, 16: 6 * (2 + 4), 32: 6 * (2 + 4) + 4 * (6 + 8)}[tile_m]
     assert arithmetic(native).count("fma.rn.f32") == 4 * results
 
 
