@@ -33,11 +33,11 @@ class MicroFc1:
     f32 ``(parts, pairs, 2 * intermediate)``, gate columns first; then ``pairs`` and ``experts``. Tensors are 16-byte
     aligned, ids to their own size.
 
-    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
-    a ring of 4 stages of K128 by bulk copies, and rebuilds the staged scales to fp32 ``lag`` steps later, so that both
-    kinds of scale storage reach the very same instructions of the other warps. 44,032 bytes of shared memory (inline:
-    44,544) and at most 96 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the
-    parts of a tile are neighbours. sm_90a.
+    Tiles: 192 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
+    a ring of 4 stages of K128 by bulk copies, and warp 5 rebuilds the staged scales to fp32, so that both kinds of
+    scale storage reach the very same instructions of the warps that multiply. 44,032 bytes of shared memory (inline:
+    44,544) and at most 80 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the parts of
+    a tile are neighbours. sm_90a.
 
     Parameters
     ----------
@@ -77,10 +77,8 @@ class MicroFc1:
         self.steps = hidden // 128 // parts
         self.tiles = intermediate // 64
         self.tasks_per_pair = self.tiles * parts
-        # Less than a task's steps: its first step is rebuilt in its own loop, which knows which half of a tile it is.
-        self.lag = min(self.pipeline.stages - 2, self.steps - 1)
         storage = InlineHalves if csf_inline else NativeHalves
-        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag, parts=parts)
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=0, parts=parts)
         # Not the first, whose own headers are just being used: a load takes about as long as a step.
         self.look_ahead_step = min(1, self.steps - 1)
         self.stages_ahead = min(self.pipeline.stages, self.steps)
@@ -108,21 +106,22 @@ class MicroFc1:
         if block < walk[2]:
             first_id = load_id(topk_ids, pair_of(block, self.tasks_per_pair), self.id_bits)
         cute.arch.sync_threads()
-        if thread >= CONSUMERS:
-            self.produce(shared, thread & 31, walk, first_id, parameters)
-        else:
+        if thread < CONSUMERS:
             self.consume(shared, thread, walk, first_id, parameters)
+        elif thread < CONSUMERS + 32:
+            self.copy(shared, thread & 31, walk, first_id, parameters)
+        else:
+            self.rebuild(shared, thread & 31, walk, first_id, parameters)
 
     @cute.jit
-    def produce(self, shared, lane, walk, next_id, parameters):
-        """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
+    def copy(self, shared, lane, walk, next_id, parameters):
+        """Fill the ring: weights, scales and activations of every step."""
         block, blocks, tasks = walk
         a8, a_scale, w13 = parameters[:3]
         addresses = parameters[3:-4]
         topk_ids, experts = parameters[-4], parameters[-1]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
-        behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
-        copied, half = Int32(0), Int32(0)
+        copied = Int32(0)
         memory = self.scales.remember()
         self.look_ahead(memory, addresses, block, next_id, experts, lane)
         ahead = self.copy_ahead(shared, w13, block, next_id, experts)
@@ -147,38 +146,47 @@ class MicroFc1:
                     found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
+                        self.scales.copy(stage, addresses, scales, expert, tile, step, found)
                         if copied >= ahead:
                             self.copy_weights(stage, weights)
                         self.copy_row(stage, row, row_scales)
-                        self.scales.copy(stage, addresses, scales, expert, tile, step, found)
                     weights = weights + HALF_WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + ROW_SCALE_BYTES
                     scales = scales + scale_step
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    if copied >= self.lag:
-                        if step == self.lag:
-                            half = tile & 1
-                        self.finish(memory, behind, behind_parity, lane, half, step == self.lag)
-                        behind, behind_left, behind_parity = mma.advance(
-                            self.pipeline, behind, behind_left, behind_parity
-                        )
                     if step == self.look_ahead_step:
                         self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
                     copied = copied + 1
             else:
                 self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
-        self.drain(memory, (behind, behind_left, behind_parity), copied, lane, half)
 
     @cute.jit
-    def drain(self, memory, behind, copied, lane, half):
-        """Finish the last stages, nothing being copied any more; ``behind`` are the first one and its phase."""
-        stage, left, parity = behind
-        for i in cutlass.range(0, self.lag, 1, unroll=1):
-            self.scales.drain(memory)
-            if copied + i >= self.lag:
-                self.finish(memory, stage, parity, lane, half, False)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+    def rebuild(self, shared, lane, walk, next_id, parameters):
+        """Rebuild the scales of every step once they have landed."""
+        block, blocks, tasks = walk
+        addresses = parameters[3:-4]
+        topk_ids, experts = parameters[-4], parameters[-1]
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
+        memory = self.scales.remember()
+        self.look_ahead(memory, addresses, block, next_id, experts, lane)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            current = next_id
+            if task + blocks < tasks:
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tasks_per_pair), self.id_bits)
+            if (current >= 0) & (current < experts):
+                _, tile, _ = self.divide(task)
+                self.scales.start(memory)
+                for step in cutlass.range(0, self.steps, 1, unroll=1):
+                    self.scales.find(memory, step)
+                    ptx.wait(stage + self.pipeline.landed, parity)
+                    self.scales.rebuild(memory, stage, lane, tile & 1, step == 0)
+                    mma.arrive_once(stage + self.pipeline.full)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                    if step == self.look_ahead_step:
+                        self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
+            else:
+                self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
 
     def divide(self, task):
         """Return the pair of a task, Uint32, its tile and its part of K, both Int32."""
@@ -226,12 +234,6 @@ class MicroFc1:
         ptx.expect(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
         ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
         ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
-
-    def finish(self, memory, stage, parity, lane, half, is_first):
-        """Rebuild the scales of a stage once they have landed, and arrive on ``full``."""
-        ptx.wait(stage + self.pipeline.landed, parity)
-        self.scales.rebuild(memory, stage, lane, half, is_first)
-        mma.arrive_once(stage + self.pipeline.full)
 
     @cute.jit
     def consume(self, shared, thread, walk, next_id, parameters):

@@ -35,11 +35,11 @@ class MicroFc2:
     ``(pairs, hidden)``; then ``pairs``, ``experts`` and ``rows``. Tensors are 16-byte aligned, ids and weights to their
     own size.
 
-    Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply 32 rows each. Warp 4 fills a ring of 4 stages of K128 by
-    bulk copies, and rebuilds the staged scales to fp32 two steps later, so that both kinds of scale storage reach the
-    very same instructions of the other warps. Steps are numbered through, whatever the task: the ring never drains
+    Tiles: 192 threads. Warps 0 to 3, one warpgroup, multiply 32 rows each. Warp 4 fills a ring of 4 stages of K128 by
+    bulk copies, and warp 5 rebuilds the staged scales to fp32, so that both kinds of scale storage reach the very same
+    instructions of the warps that multiply. Steps are numbered through, whatever the task: the ring never drains
     between tasks, which are as short as one step. When K is an odd multiple of 64 the last step of a task has K64.
-    44,032 bytes of shared memory (inline: 44,544) and at most 96 registers: 4 blocks per SM. Persistent blocks stride
+    44,032 bytes of shared memory (inline: 44,544) and at most 80 registers: 4 blocks per SM. Persistent blocks stride
     over the tasks, pair-major. sm_90a.
 
     Parameters
@@ -67,10 +67,9 @@ class MicroFc2:
         self.padded = padded_width(intermediate)
         self.steps = row_tiles(intermediate)
         self.whole_steps = intermediate // 128
-        self.lag = self.pipeline.stages - 2
         self.stages_ahead = min(self.pipeline.stages, self.steps)
         storage = InlineRows if csf_inline else NativeRows
-        self.scales = storage(self.pipeline, intermediate=intermediate, lag=self.lag)
+        self.scales = storage(self.pipeline, intermediate=intermediate, lag=0)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -95,22 +94,22 @@ class MicroFc2:
         if block < walk[2]:
             first_id = load_id(topk_ids, pair_of(block, self.tiles), self.id_bits)
         cute.arch.sync_threads()
-        if thread >= CONSUMERS:
-            self.produce(shared, thread & 31, walk, first_id, parameters)
-        else:
+        if thread < CONSUMERS:
             self.consume(shared, thread, walk, first_id, parameters)
+        elif thread < CONSUMERS + 32:
+            self.copy(shared, thread & 31, walk, first_id, parameters)
+        else:
+            self.rebuild(shared, thread & 31, walk, first_id, parameters)
 
     @cute.jit
-    def produce(self, shared, lane, walk, next_id, parameters):
-        """Fill the ring: the copies of one step, then the rebuild of the scales of the step ``lag`` before it."""
+    def copy(self, shared, lane, walk, next_id, parameters):
+        """Fill the ring: weights, scales and activations of every step."""
         block, blocks, tasks = walk
         intermediate, w2 = parameters[:2]
         addresses = parameters[2:-7]
         topk_ids, experts, rows = parameters[-7], parameters[-2], parameters[-1]
         first_row_scales = intermediate + Int64(rows) * self.padded
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
-        behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
-        behind_step = Int32(0)
         copied = Int32(0)
         memory = self.scales.remember()
         self.look_ahead(memory, addresses, block, next_id, experts, lane)
@@ -134,37 +133,45 @@ class MicroFc2:
                     found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
+                        self.scales.copy(stage, addresses, scales, row_block, step, found)
                         if copied >= ahead:
                             self.copy_weights(stage, weights, step)
                         self.copy_row(stage, row, row_scales)
-                        self.scales.copy(stage, addresses, scales, row_block, step, found)
                     weights = weights + WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + Int64(rows) * ROW_SCALE_BYTES
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    if copied >= self.lag:
-                        self.finish(memory, behind, behind_parity, lane, behind_step)
-                        behind, behind_left, behind_parity = mma.advance(
-                            self.pipeline, behind, behind_left, behind_parity
-                        )
-                        behind_step = self.advance_step(behind_step)
                     if step == self.steps - 1:
                         self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
                     copied = copied + 1
             else:
                 self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
-        self.drain(memory, (behind, behind_left, behind_parity, behind_step), copied, lane)
 
     @cute.jit
-    def drain(self, memory, behind, copied, lane):
-        """Finish the last stages, nothing being copied any more; ``behind`` are the first one, its phase and step."""
-        stage, left, parity, step = behind
-        for i in cutlass.range(0, self.lag, 1, unroll=1):
-            self.scales.drain(memory)
-            if copied + i >= self.lag:
-                self.finish(memory, stage, parity, lane, step)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                step = self.advance_step(step)
+    def rebuild(self, shared, lane, walk, next_id, parameters):
+        """Rebuild the scales of every step once they have landed."""
+        block, blocks, tasks = walk
+        addresses = parameters[2:-7]
+        topk_ids, experts = parameters[-7], parameters[-2]
+        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
+        memory = self.scales.remember()
+        self.look_ahead(memory, addresses, block, next_id, experts, lane)
+        for task in cutlass.range(block, tasks, blocks, unroll=1):
+            current = next_id
+            if task + blocks < tasks:
+                next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
+            if (current >= 0) & (current < experts):
+                self.scales.start(memory)
+                for step in cutlass.range(0, self.steps, 1, unroll=1):
+                    self.scales.find(memory, step)
+                    ptx.wait(stage + self.pipeline.landed, parity)
+                    self.scales.rebuild(memory, stage, lane, step)
+                    mma.arrive_once(stage + self.pipeline.full)
+                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                    if step == self.steps - 1:
+                        self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
+            else:
+                self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
 
     def row_block(self, expert, task):
         """Return the row block of a task, Int64."""
@@ -202,20 +209,6 @@ class MicroFc2:
         ptx.expect(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
         ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
         ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
-
-    def finish(self, memory, stage, parity, lane, step):
-        """Rebuild the scales of a stage once they have landed, and arrive on ``full``."""
-        ptx.wait(stage + self.pipeline.landed, parity)
-        self.scales.rebuild(memory, stage, lane, step)
-        mma.arrive_once(stage + self.pipeline.full)
-
-    @cute.jit
-    def advance_step(self, step):
-        """Count the steps of a task round and round."""
-        step = step + 1
-        if step == self.steps:
-            step = Int32(0)
-        return step
 
     @cute.jit
     def consume(self, shared, thread, walk, next_id, parameters):
