@@ -11,6 +11,7 @@ from planfreeze.keyed import KeyedProgram
 from planfreeze.notes import Note, Spills, read_note
 from planfreeze.outcomes import Outcome
 from planfreeze.plans import Plan
+from planfreeze.spellings import nearest_spelling
 
 __all__ = ["check_budget_families", "find_excesses"]
 
@@ -26,7 +27,8 @@ def check_budget_families(plan: Plan) -> Plan:
     planned = dict.fromkeys(payload.family_name for payload in plan.payloads)
     for budget in plan.budgets:
         if budget.family and budget.family not in planned and budget.family not in family_names():
-            raise UnknownBudgetFamily(budget.family, plan.name, tuple(planned))
+            near = nearest_spelling(budget.family, (*planned, *family_names()))
+            raise UnknownBudgetFamily(budget.family, plan.name, tuple(planned), near)
     return plan
 
 

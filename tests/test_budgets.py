@@ -170,7 +170,7 @@ def test_a_block_that_is_not_known_keeps_no_budget_of_ctas(built, store):
 
 def test_a_mistyped_family_is_refused_before_anything_is_compiled(built, store, toolchains, monkeypatch):
     monkeypatch.setattr(builds, "build_programs", lambda *arguments: pytest.fail("it builds"))
-    with pytest.raises(UnknownBudgetFamily, match=r"toys_ad,.*toys_add, toys_copy"):
+    with pytest.raises(UnknownBudgetFamily, match=r"toys_ad,.*Did you mean toys_add\?.*toys_add, toys_copy"):
         build(built, store, toolchains, Budget(family="toys_ad", no_spills=True))
 
 

@@ -1,8 +1,10 @@
 """Tables of the documents and what they are of."""
 
 import re
+import runpy
 from pathlib import Path
 
+from planfreeze import errors
 from planfreeze.doctor.diagnosis import Diagnosis
 from planfreeze.doctor.knobs import HINDERING
 from planfreeze.doctor.machine import Machine
@@ -13,7 +15,8 @@ from planfreeze.runs.guarded import RUN_MODES, CountedAttempt, Run
 from planfreeze.runs.reports import run_json
 
 ROOT = Path(__file__).parents[1]
-FAMILIES = (ROOT / "docs" / "reference" / "families.md").read_text()
+REFERENCE = ROOT / "docs" / "reference"
+FAMILIES = (REFERENCE / "families.md").read_text()
 WORDS = {"one": 1, "two": 2, "three": 3, "five": 5}
 
 
@@ -28,7 +31,7 @@ def test_the_table_of_variants_counts_them_as_they_are() -> None:
 
 
 def test_the_doctors_page_names_its_problems_and_the_keys_of_its_json() -> None:
-    page = (ROOT / "docs" / "reference" / "doctor.md").read_text()
+    page = (REFERENCE / "doctor.md").read_text()
     assert [name for name, _, _ in HINDERING if f"`{name}`" not in page] == []
     machine = Machine(versions=(), driver=None, cuda=None, gpus=(), tools=())
     made = Diagnosis(machine=machine, roads={}, unseen=(), store="", plans=(), findings=())
@@ -52,3 +55,15 @@ def test_the_guards_page_and_the_doctor_list_the_same_that_no_guard_sees() -> No
     heads, rule, *rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section.replace("|---|---|", "| - | - |"), re.MULTILINE)
     assert (heads, rule) == (("what", "why"), ("-", "-"))
     assert rows == [(unseen.name, unseen.reason) for unseen in UNSEEN]
+
+
+def test_the_page_of_json_says_what_the_schemas_say() -> None:
+    page_of = runpy.run_path(str(ROOT / "tools" / "json_page.py"))["page_of"]
+    assert (REFERENCE / "json.md").read_text() == page_of(REFERENCE / "schemas")
+
+
+def test_the_page_names_every_status_an_error_has() -> None:
+    page = (REFERENCE / "command_line.md").read_text()
+    found = {error.exit_code for error in vars(errors).values() if hasattr(error, "exit_code")}
+    named = {int(status) for cell in re.findall(r"^\| ([0-9, ]+) \|", page, re.MULTILINE) for status in cell.split(",")}
+    assert found | {0, 130} == named

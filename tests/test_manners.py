@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from planfreeze import errors
 from planfreeze.builds import BuildReport
 from planfreeze.cli import EXAMPLES, app
 from planfreeze.doctor.diagnosis import Diagnosis, Finding
@@ -36,7 +34,6 @@ from planfreeze.verification import Verification
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
-PAGE = (ROOT / "docs" / "reference" / "command_line.md").read_text()
 PYTHON = shlex.quote(sys.executable)
 
 # A way to call each command, and its status. PLACE is a folder with a store, a pack of it, a model and a recording.
@@ -218,11 +215,6 @@ def test_there_is_no_colour_and_no_bar_in_a_pipe(invoke: Callable[..., Called], 
     assert re.findall(r"[\x1b\r\x08]", done.output + done.errors) == []
 
 
-def test_the_page_of_json_says_what_the_schemas_say() -> None:
-    page_of = runpy.run_path(str(ROOT / "tools" / "json_page.py"))["page_of"]
-    assert (SCHEMAS.parent / "json.md").read_text() == page_of(SCHEMAS)
-
-
 def show(*arguments: object, **environment: str) -> str:
     """What a terminal gets from both streams of a command."""
     master, slave = pty.openpty()
@@ -298,9 +290,3 @@ def test_an_interrupt_says_what_stays(place: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("planfreeze.collection.take_census", interrupt)
     done = call(f"ls --store {place}/store")
     assert done.status == 130 and "what is published stays" in done.errors
-
-
-def test_the_page_names_every_status_an_error_has() -> None:
-    found = {error.exit_code for error in vars(errors).values() if hasattr(error, "exit_code")}
-    named = {int(status) for cell in re.findall(r"^\| ([0-9, ]+) \|", PAGE, re.MULTILINE) for status in cell.split(",")}
-    assert found | {0, 130} == named

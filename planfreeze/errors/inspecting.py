@@ -74,12 +74,13 @@ class UnknownBudgetFamily(PlanfreezeError):
 
     exit_code = 2
 
-    def __init__(self, family: str, plan: str, planned: tuple[str, ...]) -> None:
-        super().__init__(family, plan, planned)
-        self.family, self.plan, self.planned = family, plan, planned
+    def __init__(self, family: str, plan: str, planned: tuple[str, ...], near: str | None) -> None:
+        super().__init__(family, plan, planned, near)
+        self.family, self.plan, self.planned, self.near = family, plan, planned, near
 
     def __str__(self) -> str:
+        hint = f" Did you mean {self.near}?" if self.near else ""
         return (
-            f"a budget of {self.plan} is for {self.family}, which is no family here. It would limit nothing. Correct "
-            f"the name; the plan has programs of: {', '.join(self.planned)}"
+            f"a budget of {self.plan} is for {self.family}, which is no family here. It would limit nothing.{hint} "
+            f"Correct the name; the plan has programs of: {', '.join(self.planned)}"
         )

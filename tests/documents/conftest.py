@@ -1,5 +1,6 @@
 """The pages of docs/, their marked blocks of code, and a place where these run as they stand."""
 
+import json
 import os
 import re
 import shlex
@@ -27,8 +28,7 @@ class Block:
 
     Its mark, the words behind the language, says what becomes of it: ``run``, ``gpu`` (run, and without a device
     refused for that), ``file=PATH`` (written), ``output`` (lines that the block before prints), ``by=TEST`` (another
-    test runs it), ``needs=PACKAGE`` (not run, for want of it). ``status=N`` is the status it ends with;
-    ``when=COMMAND`` runs it, and what it prints counts, once that command is there.
+    test runs it), ``needs=PACKAGE`` (not run, for want of it). ``status=N`` is the status it ends with.
     """
 
     page: str
@@ -40,14 +40,6 @@ class Block:
 
     def __str__(self) -> str:
         return f"docs/{self.page}:{self.line}"
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is for a command that planfreeze does not have yet."""
-        from planfreeze.cli import app
-
-        known = {found.name for found in (*app.registered_commands, *app.registered_groups)}
-        return self.option("when") not in {"", *known}
 
     def option(self, name: str, default: str = "") -> str:
         return dict(self.options).get(name, default)
@@ -177,8 +169,6 @@ class Bench:
         """Do what each block's mark says, and fail with the block that does not end as it should."""
         done = Done(0, "")
         for block in blocks:
-            if block.is_waiting:
-                continue
             if block.mark == "file":
                 place = self.folder / block.option("file")
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -244,3 +234,48 @@ def bench(tutorial: Bench, tmp_path: Path) -> Bench:
     shutil.copytree(tutorial.folder, tmp_path / "work", symlinks=True)
     shutil.copy(tutorial.folder.with_suffix(".sh"), tmp_path / "work.sh")
     return Bench(tmp_path / "work", tutorial.environments)
+
+
+# Where a command is not run but noted, and, asked to, ends as a test says.
+NOTED = """#!/bin/sh
+printf '%s\\n' "$*" >> "$NOTES"
+"""
+
+
+@pytest.fixture(scope="session")
+def context(tutorial, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a repository holds that deploys the kernels of the tutorial; ``stubs`` beside it stands in for pip."""
+    made = tmp_path_factory.mktemp("deployment") / "context"
+    shutil.copytree(tutorial.folder, made)
+    for example in (ROOT / "examples" / "deploy").iterdir():
+        shutil.copy(example, made)
+    listed = subprocess.run(
+        [tutorial.environments.serving / "planfreeze", "ls", "--store", "store", "--json"],
+        cwd=made,
+        env=tutorial.environments.variables(tutorial.environments.serving),
+        capture_output=True,
+        check=True,
+    )
+    (plan,) = json.loads(listed.stdout)["plans"]
+    (made / "plan.lock").write_text(f"{plan['name']}@sha256:{plan['root'].removeprefix('sha256:')}\n")
+    stub = made.with_name("stubs") / "pip"
+    stub.parent.mkdir()
+    stub.write_text(NOTED)
+    stub.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def building(environments, context: Path) -> dict[str, str]:
+    """What a process starts with where the compilers are."""
+    return with_stubs(environments.variables(environments.building), context.with_name("stubs"))
+
+
+@pytest.fixture
+def serving(environments, context: Path) -> dict[str, str]:
+    """What a process starts with where no compiler is."""
+    return with_stubs(environments.variables(environments.serving), context.with_name("stubs"))
+
+
+def with_stubs(variables: dict[str, str], stubs: Path) -> dict[str, str]:
+    return variables | {"PATH": f"{stubs}:{variables['PATH']}"}

@@ -26,8 +26,7 @@ MARKS = {
     "dockerfile": {"by"},
     "text": {"output", "by"},
 }
-OPTIONS = {"file", "by", "needs", "status", "when"}
-COMMANDS_TO_COME = {"diff", "show", "report"}
+OPTIONS = {"file", "by", "needs", "status"}
 READERS: dict[str, Callable[[str], object]] = {
     "python": ast.parse,
     "toml": tomllib.loads,
@@ -67,7 +66,6 @@ def test_every_command_of_planfreeze_is_one_that_its_command_line_takes(every_bl
     commands = [
         (block, text[found.start(1) :])
         for block in blocks
-        if not block.is_waiting
         for text in [block.text.replace("\\\n", " ")]
         for found in re.finditer(r"^(?:\w+=\S+ )*(planfreeze )", text, re.MULTILINE)
     ]
@@ -92,11 +90,6 @@ def test_a_page_says_so_where_nothing_here_can_run_a_block(every_block) -> None:
         if block.mark == "needs":
             assert find_spec(block.option("needs")) is None, f"{block}: it can be run here, so run it"
             assert "was run with what is on this page" in (ROOT / "docs" / block.page).read_text()
-
-
-def test_a_block_waits_for_a_command_that_is_to_come_and_for_no_other(every_block) -> None:
-    for block in every_block:
-        assert block.option("when", "diff") in COMMANDS_TO_COME, block
 
 
 def test_a_page_does_as_it_says_in_the_folder_where_the_tutorial_ended(page: str, request, every_block) -> None:

@@ -1,11 +1,9 @@
-"""The deployment examples: a Dockerfile, a workflow and a start script, run as far as a machine without a GPU goes."""
+"""The deployment examples: a Dockerfile and a workflow, run as far as a machine without a GPU goes."""
 
 import json
 import os
 import re
-import shlex
 import shutil
-import signal
 import stat
 import subprocess
 import sysconfig
@@ -19,14 +17,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
-# Where a command is not run but noted, and, asked to, ends as a test says.
-NOTED = """#!/bin/sh
-printf '%s\\n' "$*" >> "$NOTES"
-"""
-DOCTORED = """#!/bin/sh
-[ "$1" = doctor ] && exit 0
-exec {planfreeze} "$@"
-"""
 
 
 def tool(name: str) -> Path:
@@ -129,46 +119,10 @@ class Image:
         )
 
 
-@pytest.fixture(scope="module")
-def context(tutorial, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a repository holds that deploys the kernels of the tutorial; ``stubs`` beside it stands in for pip."""
-    made = tmp_path_factory.mktemp("deployment") / "context"
-    shutil.copytree(tutorial.folder, made)
-    for example in DEPLOY.iterdir():
-        shutil.copy(example, made)
-    listed = subprocess.run(
-        [tutorial.environments.serving / "planfreeze", "ls", "--store", "store", "--json"],
-        cwd=made,
-        env=tutorial.environments.variables(tutorial.environments.serving),
-        capture_output=True,
-        check=True,
-    )
-    (plan,) = json.loads(listed.stdout)["plans"]
-    (made / "plan.lock").write_text(f"{plan['name']}@sha256:{plan['root'].removeprefix('sha256:')}\n")
-    write_script(made.with_name("stubs") / "pip", NOTED)
-    return made
-
-
 def write_script(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-@pytest.fixture
-def building(environments, context: Path) -> dict[str, str]:
-    """What a process starts with where the compilers are."""
-    return with_stubs(environments.variables(environments.building), context.with_name("stubs"))
-
-
-@pytest.fixture
-def serving(environments, context: Path) -> dict[str, str]:
-    """What a process starts with where no compiler is."""
-    return with_stubs(environments.variables(environments.serving), context.with_name("stubs"))
-
-
-def with_stubs(variables: dict[str, str], stubs: Path) -> dict[str, str]:
-    return variables | {"PATH": f"{stubs}:{variables['PATH']}"}
 
 
 @pytest.fixture
@@ -215,9 +169,6 @@ def test_another_plan_than_the_pinned_one_ends_the_build_stage(
 def test_every_step_of_the_workflow_runs(
     context: Path, tmp_path: Path, building: dict[str, str], serving: dict[str, str]
 ) -> None:
-    from planfreeze.cli import app
-
-    has_diff = "diff" in {found.name for found in (*app.registered_commands, *app.registered_groups)}
     work = tmp_path / "work"
     shutil.copytree(context, work)
     (work / "last").mkdir()
@@ -227,7 +178,7 @@ def test_every_step_of_the_workflow_runs(
     ended = {}
     for name, job in jobs.items():
         for step in job["steps"]:
-            if "run" in step and (has_diff or "planfreeze diff" not in step["run"]):
+            if "run" in step:
                 command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
                 variables = (serving if name == "serve" else building) | added
                 done = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True, check=False)
@@ -235,8 +186,7 @@ def test_every_step_of_the_workflow_runs(
                 expected = 6 if "serve.sh" in step["run"] else 0  # all is there but a device and torch
                 assert done.returncode == expected, f"{step['name']}\n{done.stdout}{done.stderr}"
     named = {(name, step["name"]) for name, job in jobs.items() for step in job["steps"] if "run" in step}
-    left_out = named - set(ended)
-    assert left_out == (set() if has_diff else {("kernels", "Compare with the last pack")})
+    assert set(ended) == named
     for job in jobs.values():
         for step in job["steps"]:
             assert ("run" in step) != bool(re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", ""))), step
@@ -261,122 +211,3 @@ def test_a_difference_is_shown_and_only_a_failure_of_the_comparison_fails(
     )
     assert done.returncode == expected
     assert summary.read_text() == "diff last/kernels.pfz kernels.pfz\n"
-
-
-@dataclass(frozen=True)
-class Started:
-    """How the start script is called: its variables, and the folder it runs in."""
-
-    folder: Path
-    variables: dict[str, str]
-
-    def run(self, *command: str, **changes: str) -> tuple[int, str]:
-        """Run the script to its end; return status and output."""
-        done = subprocess.run(
-            ["sh", "serve.sh", *command],
-            cwd=self.folder,
-            env=self.variables | changes,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout
-
-
-@pytest.fixture
-def start(context: Path, serving: dict[str, str], tmp_path: Path) -> Started:
-    """The start script over the pack, with nothing to compile with."""
-    return Started(
-        context,
-        serving
-        | {
-            "PYTHONPATH": ".",
-            "PLANFREEZE_STORE": "kernels.pfz",
-            "PLANFREEZE_PLAN": (context / "plan.lock").read_text().strip(),
-            "SERVE_REPORT": str(tmp_path / "attempts.json"),
-        },
-    )
-
-
-@pytest.fixture
-def healthy(start: Started, tmp_path: Path) -> Started:
-    """The start script where the doctor finds nothing wrong, as on a machine with a device."""
-    planfreeze = shutil.which("planfreeze", path=start.variables["PATH"])
-    write_script(tmp_path / "stubs" / "planfreeze", DOCTORED.format(planfreeze=planfreeze))
-    return Started(start.folder, with_stubs(start.variables, tmp_path / "stubs"))
-
-
-@pytest.mark.parametrize(
-    ("command", "changes", "message"),
-    [
-        ((), {}, "give the command that serves"),
-        (("true",), {"PLANFREEZE_STORE": ""}, "PLANFREEZE_STORE is not set"),
-        (("true",), {"PLANFREEZE_PLAN": ""}, "PLANFREEZE_PLAN is not set"),
-        (("true",), {"PLANFREEZE_PLAN": "add-tp1-sm_90a"}, "add-tp1-sm_90a is not pinned"),
-    ],
-)
-def test_the_start_script_says_what_is_wrong_with_its_use(
-    start: Started, command: tuple[str, ...], changes: dict[str, str], message: str
-) -> None:
-    status, output = start.run(*command, **changes)
-    assert (status, message in output) == (2, True)
-
-
-def test_the_start_script_ends_with_3_where_the_plan_is_not_there(start: Started) -> None:
-    status, output = start.run("true", PLANFREEZE_PLAN=f"add-tp1-sm_90a@sha256:{'1' * 64}")
-    assert (status, "does not resolve from kernels.pfz" in output) == (3, True)
-
-
-def test_the_start_script_ends_with_4_where_the_pack_is_damaged(start: Started, tmp_path: Path) -> None:
-    damaged = bytearray((start.folder / "kernels.pfz").read_bytes())
-    damaged[-100] ^= 1
-    (tmp_path / "damaged.pfz").write_bytes(damaged)
-    status, _ = start.run("true", PLANFREEZE_STORE=str(tmp_path / "damaged.pfz"))
-    assert status == 4
-
-
-def test_the_start_script_ends_with_1_where_the_doctor_finds_another_problem(start: Started) -> None:
-    status, output = start.run("true", CUDA_FORCE_PTX_JIT="1")
-    assert (status, "CUDA_FORCE_PTX_JIT" in output) == (1, True)
-
-
-COMPILING = """
-import subprocess
-try:
-    subprocess.run(["gcc", "-c", "late.c"])
-except Exception:
-    pass
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (("true",), 0),
-        (("sh", "-c", "exit 7"), 7),
-        (("python", "-c", COMPILING), 5),
-        (("no-such-server",), 127),
-    ],
-)
-def test_the_start_script_passes_the_status_of_the_server_on(
-    healthy: Started, command: tuple[str, ...], expected: int
-) -> None:
-    status, output = healthy.run(*command)
-    assert status == expected, output
-
-
-def test_a_signal_to_the_start_script_ends_the_server_and_says_so(
-    healthy: Started, tmp_path: Path, wait_for: Callable[[Path], str]
-) -> None:
-    ready = tmp_path / "ready"
-    started = subprocess.Popen(
-        ["sh", "serve.sh", "sh", "-c", f"echo > {shlex.quote(str(ready))}; exec sleep 60"],
-        cwd=healthy.folder,
-        env=healthy.variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(ready)
-    started.send_signal(signal.SIGTERM)
-    assert started.wait(30) == 128 + signal.SIGTERM

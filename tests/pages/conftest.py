@@ -28,6 +28,14 @@ FLAGS = (
 )
 
 
+WIDE = 1280
+CSS = "css selector"  # as selenium names it, which may not be here
+COLUMNS = [
+    *("Program", "Target", "Registers", "Spilled bytes", "Shared bytes", "Threads"),
+    *("CTAs per SM", "Occupancy", "Cubin bytes", "Compile s", "Launches"),
+]
+
+
 @dataclass(frozen=True)
 class Reported:
     """A store with a report of it: the page, what ``--json`` printed, and the recording it was made with."""
@@ -98,3 +106,87 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
     opened.set_page_load_timeout(60)
     yield opened
     opened.quit()
+
+
+class Page:
+    """A page in the browser, and what the tests ask of it."""
+
+    def __init__(self, browser: "Chrome", content: dict[str, Any]) -> None:
+        self.browser, self.programs = browser, content["programs"]
+
+    def ask(self, script: str, *arguments: object) -> Any:
+        """Return the value of an expression in the page."""
+        return self.browser.execute_script(f"return {script}", *arguments)
+
+    def find(self, selector: str) -> Any:
+        return self.browser.find_element(CSS, selector)
+
+    def resize(self, width: int, *, is_phone: bool = False) -> None:
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": is_phone}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def prefer(self, scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def marks(self, selector: str, *attributes: str) -> list[list[str]]:
+        """Attributes of every mark, its programs first."""
+        read = "marks.map((mark) => ['data-programs', ...arguments[1]].map((name) => mark.getAttribute(name)))"
+        return self.browser.execute_script(
+            f"const marks = [...document.querySelectorAll(arguments[0])]; return {read}", selector, attributes
+        )
+
+    def texts(self, selector: str) -> list[str]:
+        """Texts of elements, also of those in charts."""
+        return self.ask(
+            "[...document.querySelectorAll(arguments[0])].map((e) => e.innerText ?? e.textContent)", selector
+        )
+
+    @property
+    def order(self) -> list[int]:
+        """Places of the programs that the table shows, from top to bottom."""
+        rows = "[...document.querySelectorAll('tbody tr[data-index]')]"
+        return self.ask(f"{rows}.filter((row) => row.checkVisibility()).map((row) => Number(row.dataset.index))")
+
+    @property
+    def bright(self) -> list[int]:
+        """Places of the programs whose mark among the families is not dimmed, in order."""
+        return sorted(int(shown) for (shown,) in self.marks("#strips .mark:not(.off)"))
+
+    def cells(self, index: int) -> list[str]:
+        """Texts of a program's row."""
+        return self.texts(f"tr[data-index='{index}'] td")
+
+    def head(self, name: str) -> Any:
+        return self.browser.find_elements(CSS, "thead button")[COLUMNS.index(name)]
+
+    def sorted_by(self) -> dict[str, str]:
+        """Columns that say that they are sorted, and how."""
+        told = self.ask("[...document.querySelectorAll('th')].map((head) => head.getAttribute('aria-sort'))")
+        return {name: how for name, how in zip(COLUMNS, told, strict=True) if how != "none"}
+
+    def problems(self) -> list[str]:
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+@pytest.fixture
+def open_page(browser: "Chrome") -> Callable[[Path, dict[str, Any]], Page]:
+    """Open a page, wide and light, with nothing logged before."""
+
+    def open_page(path: Path, content: dict[str, Any]) -> Page:
+        browser.get_log("browser")
+        page = Page(browser, content)
+        page.resize(WIDE)
+        page.prefer("light")
+        browser.get(path.as_uri())
+        return page
+
+    return open_page
+
+
+@pytest.fixture
+def page(open_page: Callable[[Path, dict[str, Any]], Page], reported: Reported) -> Iterator[Page]:
+    """The page of the report, wide and light, as it is when it was just opened; it must not complain."""
+    opened = open_page(reported.page, reported.content)
+    yield opened
+    assert opened.problems() == []

@@ -2,15 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 if os.environ.get("PLANFREEZE_TEST_CHROMIUM") != "required":
     pytest.importorskip("selenium")
-from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -19,92 +16,10 @@ from planfreeze.packs import pack_plans
 from planfreeze.pages import gather_report, make_document
 from planfreeze.resolve import find_plans
 
-WIDE, PHONE = 1280, 360
-COLUMNS = [
-    *("Program", "Target", "Registers", "Spilled bytes", "Shared bytes", "Threads"),
-    *("CTAs per SM", "Occupancy", "Cubin bytes", "Compile s", "Launches"),
-]
+PHONE = 360
 
 
-class Page:
-    """A page in the browser, and what the tests ask of it."""
-
-    def __init__(self, browser: Chrome, content: dict[str, Any]) -> None:
-        self.browser, self.programs = browser, content["programs"]
-
-    def ask(self, script: str, *arguments: object) -> Any:
-        """Return the value of an expression in the page."""
-        return self.browser.execute_script(f"return {script}", *arguments)
-
-    def find(self, selector: str) -> Any:
-        return self.browser.find_element(By.CSS_SELECTOR, selector)
-
-    def resize(self, width: int, *, is_phone: bool = False) -> None:
-        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": is_phone}
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-    def prefer(self, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def marks(self, selector: str, *attributes: str) -> list[list[str]]:
-        """Attributes of every mark, its programs first."""
-        read = "marks.map((mark) => ['data-programs', ...arguments[1]].map((name) => mark.getAttribute(name)))"
-        return self.browser.execute_script(
-            f"const marks = [...document.querySelectorAll(arguments[0])]; return {read}", selector, attributes
-        )
-
-    def texts(self, selector: str) -> list[str]:
-        """Texts of elements, also of those in charts."""
-        return self.ask(
-            "[...document.querySelectorAll(arguments[0])].map((e) => e.innerText ?? e.textContent)", selector
-        )
-
-    @property
-    def order(self) -> list[int]:
-        """Places of the programs that the table shows, from top to bottom."""
-        rows = "[...document.querySelectorAll('tbody tr[data-index]')]"
-        return self.ask(f"{rows}.filter((row) => row.checkVisibility()).map((row) => Number(row.dataset.index))")
-
-    @property
-    def bright(self) -> list[int]:
-        """Places of the programs whose mark among the families is not dimmed, in order."""
-        return sorted(int(shown) for (shown,) in self.marks("#strips .mark:not(.off)"))
-
-    def cells(self, index: int) -> list[str]:
-        """Texts of a program's row."""
-        return self.texts(f"tr[data-index='{index}'] td")
-
-    def head(self, name: str) -> Any:
-        return self.browser.find_elements(By.CSS_SELECTOR, "thead button")[COLUMNS.index(name)]
-
-    def sorted_by(self) -> dict[str, str]:
-        """Columns that say that they are sorted, and how."""
-        told = self.ask("[...document.querySelectorAll('th')].map((head) => head.getAttribute('aria-sort'))")
-        return {name: how for name, how in zip(COLUMNS, told, strict=True) if how != "none"}
-
-    def problems(self) -> list[str]:
-        return [entry["message"] for entry in self.browser.get_log("browser")]
-
-
-def open_page(browser: Chrome, path: Path, content: dict[str, Any]) -> Page:
-    page = Page(browser, content)
-    page.resize(WIDE)
-    page.prefer("light")
-    browser.get(path.as_uri())
-    return page
-
-
-@pytest.fixture
-def page(browser: Chrome, reported: Any) -> Iterator[Page]:
-    """The page of the report, wide and light, as it is when it was just opened; it must not complain."""
-    browser.get_log("browser")
-    opened = open_page(browser, reported.page, reported.content)
-    yield opened
-    assert opened.problems() == []
-
-
-def places(page: Page, **wanted: str) -> list[int]:
+def places(page: Any, **wanted: str) -> list[int]:
     """Places of the programs with some values."""
     return [i for i, program in enumerate(page.programs) if wanted.items() <= program.items()]
 
@@ -264,7 +179,7 @@ def test_a_mark_says_what_it_is_and_leads_to_its_row(page):
     assert page.find("#facts-2").is_displayed() and page.browser.switch_to.active_element.text == program["group"]
 
 
-def brightness(page: Page) -> float:
+def brightness(page: Any) -> float:
     """How light the ground is, from 0 to 255."""
     colour = page.ask("getComputedStyle(document.body).backgroundColor")
     return sum(map(float, colour.removeprefix("rgb(").removesuffix(")").split(","))) / 3
@@ -298,7 +213,7 @@ def test_a_phone_scrolls_in_one_direction_and_sorts(page):
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
 
-def test_text_that_looks_like_markup_is_shown_as_it_is(browser, reported, tmp_path):
+def test_text_that_looks_like_markup_is_shown_as_it_is(open_page, reported, tmp_path):
     content = json.loads(json.dumps(reported.content))
     for program in content["programs"]:
         program["group"] = HOSTILE + program["group"]
@@ -309,8 +224,7 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(browser, reported, tmp_pa
     content["coverage"]["plans"][0]["unplanned"] = [{"program": HOSTILE, "nearest": HOSTILE}]
     path = tmp_path / "report.html"
     path.write_text(make_document(content))
-    browser.get_log("browser")
-    page = open_page(browser, path, content)
+    page = open_page(path, content)
     page.find("tbody button").click()
     assert HOSTILE in page.browser.title and page.browser.title.endswith("planfreeze")
     assert page.ask("[document.scripts.length, document.images.length]") == [2, 0]
@@ -320,14 +234,13 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(browser, reported, tmp_pa
     assert page.problems() == []
 
 
-def test_a_page_of_a_pack_says_that_nobody_noted_the_build(browser, reported, tmp_path):
+def test_a_page_of_a_pack_says_that_nobody_noted_the_build(open_page, reported, tmp_path):
     plans = find_plans(reported.store, None)
     pack_plans(plans, reported.store, tmp_path / "all.pfz")
     content = gather_report(plans, Pack.open(tmp_path / "all.pfz"))
     path = tmp_path / "report.html"
     path.write_text(make_document(content))
-    browser.get_log("browser")
-    page = open_page(browser, path, content)
+    page = open_page(path, content)
     assert "keep no note" in page.find("#build-facts").text and not page.find("#builds").is_displayed()
     assert page.ask("document.querySelectorAll('#timeline svg').length") == 0
     assert not page.find("#coverage").is_displayed() and page.cells(0)[-1] == "\u2013"
