@@ -56,8 +56,8 @@ class SplitFc1:
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
     a ring of 4 stages of K128: weights and scales by bulk copies, activations token by token by 16-byte copies. ``lag``
-    steps later it rebuilds the staged scales to fp32, so that both kinds of scale storage reach the very same
-    instructions of the other warps, and hands the stage over. Gate and up of a column meet through shared memory: the
+    steps later it rebuilds the staged scales to fp32, so that both kinds of scale storage meet the very same arithmetic
+    of the other warps, and hands the stage over. Gate and up of a column meet through shared memory: the
     warps of the up rows finish one half of the tokens, those of the gate rows the other. 51,200 bytes of shared memory
     for 8 tokens, 57,344 for 16 and 73,728 for 32; 4, 4 and 3 blocks per SM. Persistent blocks stride over the tasks of
     the live m tiles, m-major: tasks of one m tile share its activations in L2. sm_90a.

@@ -152,8 +152,8 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(comp
     sass = cuobjdump(made.cubin, "-sass")
     counts = {name: len(re.findall(name, sass)) for name in ("QGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")}
     # Two products for each K32 group of a step, for every width of the tile. They are one group up to 8 rows, of a tile
-    # of 32 up to 16, else each is. With inline scales, steps of 32 rows are multiplied in halves. More pairs than groups
-    # would mean that the products are serialised.
+    # of 32 up to 16, else each is. With inline scales, steps of 32 rows are multiplied in halves. More pairs than
+    # groups would mean that the products are serialised.
     products, groups, widths = {
         8: (8, 4, {8}),
         16: (16, 12, {8, 16}),
