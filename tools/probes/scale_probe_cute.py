@@ -20,7 +20,7 @@ from planfreeze.kernels.mma.ptx import (
     load_shared_x4,
     store_shared_f32x4,
 )
-from planfreeze.kernels.mma.sm_90a import base_bits, rebuild_inline, rebuild_native
+from planfreeze.kernels.mma.sm_90a import base_bits, rebuild_inline, rebuild_native, selector_offset
 from planfreeze.kernels.mma.sm_120a import rebuild_words
 from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_GROUP_BYTES
 from planfreeze.kernels.scales.geometry import (
@@ -161,7 +161,8 @@ class ScalePlanes:
             half_tile = first - expert * self.half_tiles
             if cutlass.const_expr(self.is_inline):
                 bases, kinds = self.stage_inline(storage, staged, lane, expert, half_tile, k_tile)
-                rebuild_inline(lane, half_tile & 1, base_bits(bases), kinds, staged, plane)
+                half = half_tile & 1
+                rebuild_inline(lane, half, selector_offset(lane, half), base_bits(bases), kinds, staged, plane)
             else:
                 self.stage_native(storage[0], staged, lane, expert, half_tile, k_tile)
                 rebuild_native(lane, staged, plane)
