@@ -103,7 +103,7 @@ def toolchain_file(store: Path) -> Path:
 
 
 def main() -> None:
-    """Build all plans; the exit status is 1 when a program does not compile."""
+    """Build all plans; the exit status is 1 when a program does not compile or exceeds a budget."""
     report = build_plans(
         (*model_plans(), check_plan(), launch_plan(ARCH), *(plan for plan, _ in served_layers()[1:])),
         Store.open(sys.argv[1], writable=True),
@@ -113,11 +113,13 @@ def main() -> None:
     for outcome in report.outcomes:
         if outcome.reason:
             sys.stderr.write(f"{outcome.program.name}: {outcome.reason}\n")
+    for excess in report.excesses:
+        sys.stderr.write(f"{excess}\n")
     versions = {name: metadata.version(name) for name in ("triton", "nvidia-cutlass-dsl")}
     toolchain_file(Path(sys.argv[1])).write_text(json.dumps(versions))
     for plan in report.plans:
         sys.stdout.write(f"{plan.name}@sha256:{plan.root} {len(plan.entries)} programs\n")
-    sys.exit(report.count("failed") > 0)
+    sys.exit(report.count("failed") > 0 or bool(report.excesses))
 
 
 if __name__ == "__main__":
