@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Protocol
 
 from planfreeze.cache.layout import Kind
-from planfreeze.cache.pack import Pack
 from planfreeze.cache.store import Entry, Store
 from planfreeze.errors import StoreUnusable
 
@@ -59,5 +58,7 @@ def open_readable(path: Path | str, *, is_trusted: bool = False, trusted_keys: S
     except OSError as error:
         raise StoreUnusable(str(path), f"it cannot be reached: {error.strerror}") from error
     if is_pack:
+        from planfreeze.cache.pack import Pack
+
         return Pack.open(path, is_trusted=is_trusted, trusted_keys=trusted_keys)
     return Store.open(path, is_trusted=is_trusted)

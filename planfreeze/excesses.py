@@ -1,11 +1,10 @@
 """Excesses: programs of a build that take more of a GPU than their plan declares."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from planfreeze.budgets import Budget
 from planfreeze.cache.store import Store
 from planfreeze.errors import BudgetExceeded, UnknownBudgetFamily
-from planfreeze.explanations import family_names
 from planfreeze.facts import ProgramFacts
 from planfreeze.keyed import KeyedProgram
 from planfreeze.notes import Note, Spills, read_note
@@ -26,10 +25,19 @@ def check_budget_families(plan: Plan) -> Plan:
     """
     planned = dict.fromkeys(payload.family_name for payload in plan.payloads)
     for budget in plan.budgets:
-        if budget.family and budget.family not in planned and budget.family not in family_names():
-            near = nearest_spelling(budget.family, (*planned, *family_names()))
-            raise UnknownBudgetFamily(budget.family, plan.name, tuple(planned), near)
+        if budget.family and budget.family not in planned:
+            check_known(budget.family, plan, planned)
     return plan
+
+
+def check_known(family: str, plan: Plan, planned: Iterable[str]) -> None:
+    """Refuse a family that neither ships nor is offered by an installed package."""
+    from planfreeze.explanations import family_names  # not needed to build
+
+    known = family_names()
+    if family not in known:
+        near = nearest_spelling(family, (*planned, *known))
+        raise UnknownBudgetFamily(family, plan.name, tuple(planned), near)
 
 
 def find_excesses(plan: Plan, outcome: Outcome, store: Store) -> Iterator[BudgetExceeded]:

@@ -1,6 +1,7 @@
 """Keys: labelled hashes of everything that can change the bytes of a program."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgpack
@@ -52,8 +53,16 @@ def make_key(
     target: Target,
     sources: Sources,
     toolchain: Toolchain,
+    *,
+    hash_module: Callable[[str], str] | None = None,
 ) -> Key:
-    """Make the key of a program from all its inputs; no path, time, host or address is one of them."""
+    """Make the key of a program from all its inputs; no path, time, host or address is one of them.
+
+    Parameters
+    ----------
+    hash_module : callable, optional
+        Takes the place of :func:`planfreeze.sources.hash_source` where many keys are made at one moment.
+    """
     dialect = dialect_of(definition)
     parts: tuple[tuple[str, bytes], ...] = (
         ("schema", f"{KEY_SCHEMA} {RECORD_FORMAT}".encode()),
@@ -63,7 +72,7 @@ def make_key(
         ("definition", encode_definition(definition)),
         ("sources", sources.digest.encode()),
         ("toolchain", f"{toolchain.dialect} {toolchain.version} {toolchain.fingerprint}".encode()),
-        ("driver", " ".join(map(hash_source, compiler_modules(definition))).encode()),
+        ("driver", " ".join(map(hash_module or hash_source, compiler_modules(definition))).encode()),
         ("options", COMPILE_OPTIONS[dialect].encode()),
         ("environment", msgpack.packb(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
     )

@@ -1,6 +1,7 @@
 """Keyed programs: what a build is about to make, each with its key and the text it stands for."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from planfreeze.cache.digest import digest_of
@@ -10,7 +11,7 @@ from planfreeze.key import Key, dialect_of, make_key, source_roots
 from planfreeze.payload import Payload
 from planfreeze.plans import Plan
 from planfreeze.resolve import program_name
-from planfreeze.sources import ModuleReader, Sources, read_sources
+from planfreeze.sources import ModuleReader, Sources, hash_source, read_sources
 from planfreeze.target import Target
 from planfreeze.toolchain import Toolchain, find_toolchain
 
@@ -64,6 +65,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
     installed: dict[str, Toolchain] = {}
     read: dict[tuple[str, ...], Sources] = {}
     reader = ModuleReader(toolchains / f"imports-{digest_of(plan.name.encode())}")
+    hash_module = cache(hash_source)
     keyed: list[KeyedProgram | UnkeyedProgram] = []
     for family, payload in plan.programs:
         definition = family.define(payload, plan.target)
@@ -82,7 +84,9 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
                 definition=definition,
                 target=plan.target,
                 sources=sources,
-                key=make_key(family, payload, definition, plan.target, sources, installed[dialect]),
+                key=make_key(
+                    family, payload, definition, plan.target, sources, installed[dialect], hash_module=hash_module
+                ),
             )
         )
     reader.remember()

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from planfreeze.budgets import Budget
-from planfreeze.declared import DeclaredFamily
 from planfreeze.entry_points import FAMILIES, has_entry_point
 from planfreeze.errors import EmptyPlan, InvalidModel, PlanfreezeError
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
+
+if TYPE_CHECKING:
+    from planfreeze.declared import DeclaredFamily
 
 __all__ = [
     "Choice",
@@ -97,6 +100,8 @@ class Plan:
 
     def advice(self) -> tuple[str, ...]:
         """Return what would make the plan smaller."""
+        from planfreeze.declared import DeclaredFamily
+
         families = {family.name: family for family, _ in self.programs}.values()
         declared = (family for family in families if isinstance(family, DeclaredFamily))
         return tuple(f"{family.name}: {advice}" for family in declared for advice in family.advice())
@@ -172,7 +177,7 @@ def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, so
     return plan
 
 
-def plan_families(families: Sequence[DeclaredFamily], names: Sequence[str], *, target: Target) -> Plan:
+def plan_families(families: Sequence["DeclaredFamily"], names: Sequence[str], *, target: Target) -> Plan:
     """List every variant of declared families.
 
     Parameters

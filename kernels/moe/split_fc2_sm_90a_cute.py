@@ -288,8 +288,8 @@ class SplitFc2:
     def multiply_steps(self, ring, lane, weight_offset, scale_offset, valid, sums):
         """Multiply the stages of a task; return the stage after them, the stages to the ring's end, and its parity."""
         stage, left, parity = ring
-        # The number of steps is kept from the compiler (nvidia-cutlass-dsl 4.8.1), which spills registers where it knows
-        # that there are one or two.
+        # The number of steps is kept from the compiler (nvidia-cutlass-dsl 4.8.1), which spills registers where it
+        # knows that there are one or two.
         whole_steps = Int32(select(valid >= 0, Uint32(self.whole_steps), Uint32(0)))
         for _ in cutlass.range(0, whole_steps, 1, unroll=1):
             ptx.wait(stage + self.pipeline.full, parity)

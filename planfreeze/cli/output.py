@@ -42,8 +42,7 @@ def print_result(as_json: dict[str, Any] | None, show: Callable[[], object]) -> 
         if as_json is None:
             show()
         else:
-            json.dump(as_json, sys.stdout, indent=2)
-            sys.stdout.write("\n")
+            sys.stdout.write(f"{json.dumps(as_json, indent=2)}\n")
         sys.stdout.flush()
     except BrokenPipeError:
         raise
