@@ -58,7 +58,7 @@ class Workshop:
         toolchain = Toolchain("triton", version, version.encode().hex() * 8)
         self.monkeypatch.setattr(keyed, "find_toolchain", lambda dialect, cache: toolchain)
         store = Store.open(self.folder / name, writable=True)
-        report = build_plans([self.plan(*map(self.make, blocks))], store, jobs=1, toolchains=Path())
+        report = build_plans([self.plan(*map(self.make, blocks))], store, jobs=1, toolchains=self.folder / "toolchains")
         assert report.count("failed") == 0, report
         return store
 

@@ -75,7 +75,8 @@ class Shop:
 
     def build(self, path: Path) -> BuildReport:
         """Build the plan in a store, with one slot: the operations come in one order."""
-        return build_plans([self.plan], Store.open(path, writable=True), jobs=1, toolchains=Path())
+        store, toolchains = Store.open(path, writable=True), path.with_name("toolchains")
+        return build_plans([self.plan], store, jobs=1, toolchains=toolchains)
 
     def build_whole(self, path: Path) -> list[str]:
         """Build where nothing is in the way; the plan must come out whole. Returns the programs that were compiled."""
