@@ -30,13 +30,15 @@ class RowProduct:
         Rows of an m tile: 8, 16 or 32.
     column_stride : int
         Distance of K32 groups in a lane's weights.
+    long_slots : int
+        The most slots for which a whole step is multiplied without a pause. For more, two K32 groups are multiplied by
+        the same instructions as the two after them, which leaves the compiler registers enough.
 
     Notes
     -----
     Products are started in units and two units are in flight, so that one is rescaled while the next is multiplied. A
     unit is the two products of a K32 group, or for many rows one of them: results of more are more than the registers
-    hold. Of 32 rows, two K32 groups are multiplied by the same instructions as the two after them, which leaves the
-    compiler registers enough.
+    hold.
     """
 
     UNITS_IN_FLIGHT = 2
@@ -53,7 +55,7 @@ class RowProduct:
         """Add the products of a stage to ``sums[4 * slot + nt]`` of result column ``slot`` and row ``nt``.
 
         Offsets are this lane's, in the stage. Of the stage's K32 groups only the first ``columns`` are read, an even
-        number, which for 32 rows may be an Int32. Sums of rows from ``valid`` on have no meaning. The stage is free for
+        number. Sums of rows from ``valid`` on have no meaning. The stage is free for
         the producer once its last results are there.
         """
         weights, scales = stage + weight_offset, stage + scale_offset

@@ -95,6 +95,7 @@ class SplitFc1:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
+        # The warp that rebuilds inline scales has more to keep, and a kernel's warps have as many registers each.
         self.product = RowProduct(
             self.pipeline, tile_m=tile_m, column_stride=2 * mma.CHUNK_BYTES, long_slots=6 if csf_inline else 8
         )
