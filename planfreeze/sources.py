@@ -8,6 +8,7 @@ import importlib.util
 import json
 import linecache
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -24,6 +25,8 @@ __all__ = ["ModuleReader", "Sources", "check_sources", "find_source", "hash_sour
 
 # The kernels that ship with planfreeze are their own scope: the rest of planfreeze makes no code.
 KERNELS_SCOPE = "planfreeze.kernels"
+# CPython 3.11 counts the depth of syntax trees for all threads at once: two that parse raise SystemError (3.11.7).
+ONE_PARSES = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,8 @@ def parents(name: str) -> Iterator[str]:
 def imported_names(name: str, package: str, path: Path, text: bytes) -> tuple[str, ...]:
     """Return every dotted name an import statement of a module can load."""
     try:
-        tree = ast.parse(text)
+        with ONE_PARSES:
+            tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise UnparsableSource(name, str(path), str(error)) from error
     found: list[str] = []

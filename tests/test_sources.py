@@ -1,5 +1,6 @@
 """Sources: which text makes a program, found without importing, and loaded exactly."""
 
+import gc
 import hashlib
 import importlib
 import importlib.machinery
@@ -8,6 +9,7 @@ import py_compile
 import sys
 import types
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -412,3 +414,31 @@ import acme.kernel
 assert acme.kernel.answer == "\\u00e9"
 assert inspect.getsource(acme.leaf.value).endswith("return '\\u00e9'\\n")
 """)
+
+
+def test_threads_of_different_depths_parse_modules_at_once() -> None:
+    # CPython 3.11 mixes up their depths where garbage is collected, and so threads change, in the middle of a tree.
+    text = Path(planfreeze.sources.__file__).read_bytes()
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+
+    class Slow:
+        def __del__(self) -> None:
+            sum(range(100))
+
+    def parse(depth: int) -> None:
+        if depth:
+            parse(depth - 1)
+            return
+        for _ in range(50):
+            garbage = Slow()
+            garbage.me = garbage
+            planfreeze.sources.imported_names("module", "package", Path("module.py"), text)
+
+    gc.set_threshold(20)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(parse, (0, 3, 6, 9)))
+    finally:
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
