@@ -1,34 +1,25 @@
 """A store with 50,000 entries of others: opening, building and serving 100 programs costs what 100 cost."""
 
 import json
-import os
+import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from planfreeze.cache.digest import digest_of
 from planfreeze.cache.store import Store
 from planfreeze.holdings import read_program
 from planfreeze.resolve import PlanReference, find_plan
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+openings = import_module("cpu_bench.openings")
 
 FOREIGN = 50_000
 PROGRAMS = [f"program {number}" for number in range(100)]
 # Twice the time is far from what work in proportion to the store would take: 500 times as many entries.
 MOST_TIMES = 2.0
-
-
-def crowd(store: Store) -> None:
-    """Put 50,000 entries of others into a store, each a link to one file of its kind."""
-    shares = {"record": 0.3, "blob": 0.3, "note": 0.3, "plan": 0.05, "ref": 0.05}
-    for kind, share in shares.items():
-        source = store.path.parent / f"foreign {kind}"
-        source.write_bytes(f"{'0' * 64}\n".encode())
-        for number in range(int(FOREIGN * share)):
-            name = f"foreign-{number}" if kind == "ref" else digest_of(f"{kind} {number}".encode())
-            path = store.layout.entry(kind, name)  # type: ignore[arg-type]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(source, path)
 
 
 def compare(stores: tuple[Store, Store], action: Callable[[Store, int], object]) -> tuple[float, float]:
@@ -55,7 +46,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, stock) -> tuple[Store, Stor
         store = Store.open(tmp_path_factory.mktemp(name) / "store", writable=True)
         stock.publish(store, "mine", PROGRAMS)
         made.append(store)
-    crowd(made[1])
+    openings.crowd(made[1], FOREIGN)
     assert sum(1 for kind in ("record", "blob", "note", "plan", "ref") for _ in made[1].entries(kind)) > FOREIGN
     return made[0], made[1]
 

@@ -43,7 +43,7 @@ class RowProduct:
 
     UNITS_IN_FLIGHT = 2
 
-    def __init__(self, pipeline, *, tile_m, column_stride, long_slots=6):
+    def __init__(self, pipeline, *, tile_m, column_stride, long_slots):
         self.pipeline = pipeline
         self.tile_m = tile_m
         self.column_stride = column_stride
@@ -55,8 +55,8 @@ class RowProduct:
         """Add the products of a stage to ``sums[4 * slot + nt]`` of result column ``slot`` and row ``nt``.
 
         Offsets are this lane's, in the stage. Of the stage's K32 groups only the first ``columns`` are read, an even
-        number. Sums of rows from ``valid`` on have no meaning. The stage is free for
-        the producer once its last results are there.
+        number. Sums of rows from ``valid`` on have no meaning. The stage is free for the producer once its last results
+        are there.
         """
         weights, scales = stage + weight_offset, stage + scale_offset
         self.choose(stage, lane, weights, scales, valid, sums, columns, self.slots)

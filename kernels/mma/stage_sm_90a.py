@@ -35,7 +35,7 @@ STAGED_GROUP_BYTES = NATIVE_SCALE_BYTES // 2
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One activation row of K128 and its four fp32 scales."""
 CONSUMERS = 128
-"""Threads that multiply, one warpgroup; one more warp fills the stages."""
+"""Threads that multiply, one warpgroup; the warps behind it fill the stages."""
 BARRIER_BYTES = 8
 
 STAGE_ALIGNMENT = 128

@@ -182,9 +182,6 @@ class Block:
     def exchange(self, value=None):
         return self.warps[here.thread // 32].exchange(here.thread % 32, value)
 
-    def ballot(self, flag):
-        return np.uint32(sum(bool(found) << lane for lane, found in enumerate(self.exchange(bool(flag)))))
-
     @contextlib.contextmanager
     def elect_one(self):
         here.is_elected = here.thread % 32 == 0
