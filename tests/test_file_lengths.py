@@ -9,7 +9,6 @@ MAX_LINES, MAX_KERNEL_LINES = 300, 500
 # Still to be split by subject. No file may join them.
 LONGER = {
     "tests/cache/test_pack.py",
-    "tests/conftest.py",
     "tests/declared/test_declarations.py",
     "tests/faults/test_file_systems.py",
     "tests/gpu/test_grouped_layer.py",

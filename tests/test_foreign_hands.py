@@ -31,16 +31,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="making another user's fi
 
 
 @pytest.fixture
-def frozen(built):
-    return built.report.plans[0]
-
-
-@pytest.fixture
-def store(built, tmp_path: Path) -> Store:
-    return built.copy(tmp_path / "store")
-
-
-@pytest.fixture
 def open_path() -> Iterator[Path]:
     """A folder every user can reach (pytest's own is private)."""
     with tempfile.TemporaryDirectory() as folder:

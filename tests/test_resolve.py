@@ -40,17 +40,6 @@ from planfreeze.resolve import (
 NAME = "toys-tp1-sm_90a"
 
 
-@pytest.fixture
-def store(built, tmp_path):
-    """A copy of the built store, to be damaged."""
-    return built.copy(tmp_path / "store")
-
-
-@pytest.fixture
-def frozen(built):
-    return built.report.plans[0]
-
-
 def publish(store, plan):
     """Store a plan under its name."""
     store.set_ref(plan.name, store.put_plan(plan.encode()))

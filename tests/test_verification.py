@@ -17,7 +17,6 @@ from planfreeze.cache.pack import Pack
 from planfreeze.cache.store import Store
 from planfreeze.cli import app
 from planfreeze.errors import DamagedEntry, PlanfreezeError
-from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.packs import pack_plans
 from planfreeze.record import ProgramRecord
 from planfreeze.repairs import repair
@@ -32,16 +31,6 @@ def run(*arguments: str | Path) -> tuple[int, str, str]:
     """Run the command line in this process; return status, standard output and standard error."""
     done = RUNNER.invoke(app, [str(argument) for argument in arguments])
     return done.exit_code, done.stdout, done.stderr
-
-
-@pytest.fixture
-def frozen(built) -> FrozenPlan:
-    return built.report.plans[0]
-
-
-@pytest.fixture
-def store(built, tmp_path: Path) -> Store:
-    return built.copy(tmp_path / "store")
 
 
 def facts(store, plan=None):
