@@ -2,20 +2,13 @@
 
 import ast
 import json
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from planfreeze.explanations import family_modules
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {
-    "planfreeze": ROOT / "planfreeze",
-    "planfreeze.kernels": ROOT / "kernels",
-    "planfreeze.cache": ROOT / "cache",
-}
+from .modules import FACADES, FRAMEWORK, imports_of, is_kernel, parse, read_modules
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
@@ -64,8 +57,6 @@ LAYERS = (
     ("pytest_plugin", "cli"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-# The package itself hands out public names of any layer, at their first use.
-FACADES = {"planfreeze", "planfreeze.__main__"}
 
 COMPILERS = ("triton", "cutlass", "cuda", "torch")
 ENVIRONMENT_READERS = {
@@ -82,43 +73,8 @@ ENVIRONMENT_READERS = {
 }
 
 
-@cache
-def read_modules() -> dict[str, Path]:
-    """Every module of the project, by import name."""
-    found = {}
-    for package, folder in FOLDERS.items():
-        for path in folder.rglob("*.py"):
-            parts = path.relative_to(folder).with_suffix("").parts
-            name = ".".join((package, *parts)).removesuffix(".__init__")
-            found[name] = path
-    return found
-
-
-@cache
-def parse(name: str) -> ast.Module:
-    return ast.parse(read_modules()[name].read_text())
-
-
-def imports_of(name: str, *, top_level: bool = False) -> Iterator[str]:
-    """Every module that an import statement of a module names; of a name in a package, the module if it is one."""
-    tree = parse(name)
-    for node in tree.body if top_level else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name} imports relatively"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if inner in read_modules() else node.module
-
-
 def part_of(name: str) -> str:
     return name.split(".")[1]
-
-
-def is_kernel(name: str) -> bool:
-    """Whether a module of planfreeze.kernels belongs to kernel text, which only a compile worker imports."""
-    return name.endswith(("_cute", "_triton")) or name.startswith("planfreeze.kernels.mma")
 
 
 @cache
@@ -129,7 +85,6 @@ def reaches_torch(name: str) -> bool:
     return "torch" in imported or any(reaches_torch(found) for found in kernels)
 
 
-FRAMEWORK = sorted(name for name in read_modules() if not name.startswith("planfreeze.kernels") and name not in FACADES)
 KERNEL_MODULES = sorted(name for name in read_modules() if name.startswith("planfreeze.kernels"))
 FAMILY_MODULES = [name for name in KERNEL_MODULES if "\n@family(" in read_modules()[name].read_text()]
 TORCH_SIDE = [name for name in KERNEL_MODULES if reaches_torch(name)]
@@ -237,23 +192,6 @@ def test_no_module_is_loaded_by_the_bare_name_of_its_folder(interpreter):
     assert made["bare"] == [] and made["count"] > 0
 
 
-def test_public_names_are_loaded_at_their_first_use(interpreter):
-    interpreter.run(
-        """
-        import sys, planfreeze
-        assert not [name for name in sys.modules if name.startswith("planfreeze.")]
-        for name in planfreeze.__all__:
-            assert getattr(planfreeze, name) is not None
-        try:
-            planfreeze.nothing
-        except AttributeError as error:
-            assert "nothing" in str(error)
-        else:
-            raise AssertionError
-        """
-    )
-
-
 def reads_environment(name: str) -> bool:
     """Whether a module reads the environment by any of the names it has in ``os``."""
     readers = {"environ", "environb", "getenv", "getenvb", "putenv"}
@@ -266,57 +204,3 @@ def reads_environment(name: str) -> bool:
 
 def test_environment_is_read_in_few_places():
     assert set(filter(reads_environment, read_modules())) == ENVIRONMENT_READERS
-
-
-def public_definitions(name: str) -> Iterator[tuple[str, ast.AST]]:
-    """Every public function, class and method of a module: those in __all__, and what they hold without underscore.
-
-    A kernel is documented as a whole, by its class.
-    """
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    defined = {node.name: node for node in parse(name).body if isinstance(node, kinds)}
-    for public in defined.keys() & set(public_names(name)):
-        yield public, defined[public]
-        if isinstance(defined[public], ast.ClassDef) and not is_kernel(name):
-            for node in defined[public].body:
-                if isinstance(node, kinds) and not node.name.startswith("_"):
-                    yield f"{public}.{node.name}", node
-
-
-def public_names(name: str) -> list[str]:
-    """The names of a module's __all__; ``*part.__all__`` stands for those of a module of a package."""
-    names = []
-    for node in parse(name).body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
-            for item in node.value.elts:
-                if isinstance(item, ast.Starred):
-                    names += public_names(f"{name}.{ast.unparse(item.value).removesuffix('.__all__')}")
-                else:
-                    names.append(ast.literal_eval(item))
-    return names
-
-
-def test_every_module_is_documented():
-    assert [name for name in read_modules() if parse(name).body and not ast.get_docstring(parse(name))] == []
-
-
-def test_all_that_is_public_is_documented():
-    undocumented = [
-        f"{name}.{public}"
-        for name in read_modules()
-        for public, node in public_definitions(name)
-        if not ast.get_docstring(node)
-    ]
-    assert undocumented == []
-
-
-def test_every_module_of_the_framework_says_what_is_public():
-    run = ("__main__", "sitecustomize")
-    without = [name for name in FRAMEWORK if not name.endswith(run) and not public_names(name)]
-    assert [name for name in without if not name.startswith("planfreeze.errors.")] == []
-
-
-def test_no_function_has_the_name_of_a_module_beside_it():
-    for name in read_modules():
-        siblings = {other.rpartition(".")[2] for other in read_modules() if other.rpartition(".")[0] == name}
-        assert not siblings & set(public_names(name)), f"{name}: a name is a module and something else"

@@ -6,47 +6,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("planfreeze", "kernels", "cache", "tools", "examples", "tests")
 MAX_LINES, MAX_KERNEL_LINES = 300, 500
-# Still to be split by subject. No file may join them.
-LONGER = {
-    "tests/cache/test_pack.py",
-    "tests/conftest.py",
-    "tests/declared/test_declarations.py",
-    "tests/faults/test_file_systems.py",
-    "tests/gpu/test_grouped_layer.py",
-    "tests/gpu/test_micro_layer.py",
-    "tests/guard/test_guard_children.py",
-    "tests/moe/lane_machine.py",
-    "tests/moe/ptx_machine.py",
-    "tests/moe/reference_device.py",
-    "tests/moe/test_checkpoints.py",
-    "tests/moe/test_experts.py",
-    "tests/moe/test_op.py",
-    "tests/moe/test_plan.py",
-    "tests/moe/test_programs.py",
-    "tests/moe/test_reference.py",
-    "tests/moe/test_route_plan.py",
-    "tests/moe/test_split_fc1_sm_120a.py",
-    "tests/runs/test_guarded.py",
-    "tests/scales/test_csf_batch.py",
-    "tests/scales/test_csf_decode.py",
-    "tests/serving/test_record_build_serve.py",
-    "tests/test_architecture.py",
-    "tests/test_builds.py",
-    "tests/test_captures.py",
-    "tests/test_cli.py",
-    "tests/test_collection.py",
-    "tests/test_elf.py",
-    "tests/test_foreign_hands.py",
-    "tests/test_plans.py",
-    "tests/test_programs.py",
-    "tests/test_pytest_plugin.py",
-    "tests/test_resolve.py",
-    "tests/test_sources.py",
-    "tests/test_third_party.py",
-    "tests/test_verification.py",
-    "tests/tools/test_bench_moe.py",
-    "tests/tools/test_checkpoint_tools.py",
-}
 
 
 def count_lines() -> Iterator[tuple[str, int]]:
@@ -62,5 +21,4 @@ def test_files_are_short() -> None:
         for name, count in count_lines()
         if count >= (MAX_KERNEL_LINES if name.startswith("kernels/") else MAX_LINES)
     }
-    assert {name: count for name, count in longer.items() if name not in LONGER} == {}
-    assert sorted(LONGER - longer.keys()) == [], "these are short by now"
+    assert longer == {}

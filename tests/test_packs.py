@@ -42,18 +42,8 @@ def run(*arguments: str | Path) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def frozen(built):
-    return built.report.plans[0]
-
-
-@pytest.fixture
 def pack(built, frozen, tmp_path: Path) -> Path:
     return pack_plans([frozen], built.store, tmp_path / "toys.pfz").path
-
-
-@pytest.fixture
-def store(built, tmp_path: Path) -> Store:
-    return built.copy(tmp_path / "store")
 
 
 def test_a_pack_resolves_as_the_store_does(built, frozen, pack):

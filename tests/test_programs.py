@@ -1,12 +1,9 @@
 """Binding and launching, with a driver that records calls in place of a device."""
 
 import ctypes
-import importlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,76 +11,14 @@ import torch
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store
-from planfreeze.device import Device
-from planfreeze.errors import CompilationForbidden, InvalidArgument, LaunchFailed, SessionState, WrongDevice
-from planfreeze.family import LaunchInfo
-from planfreeze.guard import road_names
-from planfreeze.guard.attempts import Attempt
-from planfreeze.guard.watch import watch
+from planfreeze.errors import InvalidArgument, LaunchFailed, SessionState, WrongDevice
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.plans import Plan
-from planfreeze.programs import Bound, Program
-from planfreeze.resolve import ResolvedProgram, program_name, resolve_plan
-from planfreeze.sessions import Session
+from planfreeze.programs import Program
+from planfreeze.resolve import ResolvedProgram, resolve_plan
 from planfreeze.target import target
 
-HIDDEN, TOP_K, TOKENS = 256, 2, 3
-
-
-def status(name: str) -> SimpleNamespace:
-    return SimpleNamespace(name=name, value=0 if name == "CUDA_SUCCESS" else 1)
-
-
-class RecordingDriver:
-    """Answers every driver call with success, and keeps the calls."""
-
-    CUfunction_attribute = SimpleNamespace(
-        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared",
-        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carveout",
-    )
-    CUresult = SimpleNamespace(CUDA_SUCCESS=status("CUDA_SUCCESS"))
-    CUlaunchConfig = SimpleNamespace
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="programmatic")
-
-    class CUlaunchAttribute:
-        def __init__(self) -> None:
-            self.value = SimpleNamespace()
-
-    @staticmethod
-    def CUstream(handle: int) -> int:  # noqa: N802 - the driver's name
-        return handle
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.refusals: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> tuple[Any, ...]:
-            self.calls.append((name, arguments))
-            if name in ("cuLaunchKernel", "cuLaunchKernelEx"):
-                return (status(self.refusals.pop(0) if self.refusals else "CUDA_SUCCESS"),)
-            return (status("CUDA_SUCCESS"), 4)
-
-        return call
-
-    def named(self, name: str) -> list[tuple[Any, ...]]:
-        return [arguments for called, arguments in self.calls if called == name]
-
-
-class RecordingDevice(Device):
-    """A device whose tensors are on the CPU and whose driver records."""
-
-    def __init__(self) -> None:
-        self.ordinal = 0
-        self.driver = RecordingDriver()
-        self.torch = torch
-        self.torch_device = torch.device("cpu")
-        self.name = "recording device"
-        self.capability = (9, 0)
-        self.sm_count = 132
-        self._primary = "primary context"
-        self.dtypes = {"bf16": torch.bfloat16}
-        self._current_stream = lambda ordinal: 77
+from .recording_device import HIDDEN, TOKENS, TOP_K, RecordingDevice, passed_words, rows, status, sums
 
 
 @pytest.fixture(scope="module")
@@ -99,20 +34,6 @@ def resolved(tmp_path_factory: pytest.TempPathFactory) -> ResolvedProgram:
 @pytest.fixture
 def program(resolved: ResolvedProgram) -> Program:
     return Program(resolved, RecordingDevice())
-
-
-def rows(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.zeros(tokens * TOP_K, HIDDEN, dtype=dtype)
-
-
-def sums(tokens: int = TOKENS) -> torch.Tensor:
-    return torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16)
-
-
-def passed_words(bound: Bound, count: int) -> list[int]:
-    """The first words that the driver reads: each from the address that it is given."""
-    addresses = ctypes.cast(bound._address, ctypes.POINTER(ctypes.c_void_p))
-    return [ctypes.c_int64.from_address(addresses[i] or 0).value for i in range(count)]
 
 
 def test_loading_sets_shared_memory_and_reads_the_occupancy(program: Program) -> None:
@@ -348,64 +269,6 @@ def test_bound_tensors_live_as_long_as_the_bound_program(program: Program) -> No
     address = source.data_ptr()
     del source
     assert bound.kept[0].data_ptr() == address
-
-
-@pytest.fixture
-def session(built: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A frozen session over ``add(block=64)`` and ``copy()``, on a device that records."""
-    device = RecordingDevice()
-    device.dtypes = {"i32": torch.int32}
-    monkeypatch.setattr("planfreeze.sessions.Device", lambda ordinal: device)
-    made = Session(("toys-tp1-sm_90a",), built.store.path, device=None, build=False, is_trusted=True)
-    yield made.freeze()
-    made.close()
-
-
-def test_a_session_counts_attempts_programs_and_launches_and_keeps_them_when_closed(
-    session: Session, built: Any, toys: Any
-) -> None:
-    add, copy = toys.families.AddPayload(block=64), toys.families.CopyPayload()
-    numbers = torch.zeros(64, dtype=torch.int32)
-    for _ in range(3):
-        session.program(add).launch(numbers, numbers, 64)
-    seen = session.statistics()
-    assert seen.attempts == dict.fromkeys(road_names(), 0)
-    assert seen.programs == 2 and seen.launches == 3
-    assert seen.program_launches == {program_name(add): 3, program_name(copy): 0}
-    assert seen.plans == {"toys-tp1-sm_90a": built.report.plans[0].root}
-    with pytest.raises(CompilationForbidden):
-        watch.report(Attempt(road="triton-load", kernel="k", location="app.py:1", action="load"))
-    session.close()
-    session.close()
-    after = session.statistics()
-    assert after == replace(seen, attempts=seen.attempts | {"triton-load": 1})
-    assert 'planfreeze_attempts_total{road="triton-load"} 1\n' in after.to_prometheus()
-
-
-def test_a_frozen_session_names_the_nearest_planned_program_of_a_triton_call(session: Session, toys: Any) -> None:
-    compiler = pytest.importorskip("triton.compiler.compiler")
-    from triton.backends.compiler import GPUTarget
-
-    kernel = importlib.import_module("toys.add_triton").add_kernel
-    signature = {"source": "*i32", "out": "*i32", "count": "i32", "block": "constexpr"}
-    source = compiler.ASTSource(kernel, signature, {"block": 128}, {(1,): [["tt.divisibility", 16]]})
-    with pytest.raises(CompilationForbidden) as caught:
-        compiler.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 1})
-    assert str(caught.value).endswith(
-        "The nearest planned program is toys_add(block=64, warps=1), which differs in source: divisible by 16 -> not; "
-        "block: 64 -> 128; num_warps: 1 -> 8. Run: planfreeze build --model toys --tp 1 --arch sm_90a, with a plan "
-        "that holds this program"
-    )
-    assert session.attempts == {"triton": 1}
-
-
-def test_a_frozen_session_names_the_nearest_planned_program_of_a_cute_call(session: Session) -> None:
-    cute = pytest.importorskip("cutlass.cute")
-    copying = importlib.import_module("toys.copy_cute").Copy(launch=LaunchInfo(block=(32, 1, 1)), mode="other")
-    copying.mode = "other"
-    with pytest.raises(CompilationForbidden, match="mode: 'plain' -> 'other'"):
-        cute.compile(copying, 0, 0, 0, None)
-    assert session.attempts == {"cute": 1}
 
 
 @pytest.mark.parametrize(("grid", "blocks"), [((5,), (5, 1, 1)), ([2, 3], (2, 3, 1)), ((0, 1, 1), None)])

@@ -1,101 +1,13 @@
 """The example package of somebody else: installed, planned by name, built for real, replayed, and edited."""
 
-import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "third_party"
-VARIANTS = {
-    "sample_softmax": 7,
-    "sample_matmul": 4,
-    "sample_layer_norm": 16,
-    "sample_scale_add": 2,
-    "sample_gemm": 2,
-}
-
-
-@dataclass(frozen=True)
-class Installation:
-    """A copy of the example, installed with its entry points in a folder of its own."""
-
-    folder: Path
-    toolchains: Path
-
-    def run(self, *command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run Python with the copy on its path."""
-        folders = (str(self.folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(folders),
-                "XDG_CACHE_HOME": str(self.folder / "cache"),
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done
-
-    def planfreeze(self, *arguments: str, status: int = 0) -> Any:
-        """Run the command line and return what it printed as JSON."""
-        return json.loads(self.run("-m", "planfreeze", *arguments, "--json", status=status).stdout)
-
-    def refused(self, *arguments: str, status: int) -> str:
-        """Run the command line, which has to refuse, and return what it says."""
-        return self.run("-m", "planfreeze", *arguments, status=status).stderr
-
-    def edit(self, module: str, old: str, new: str) -> None:
-        """Change the text of a module."""
-        path = self.folder / "sample_kernels" / f"{module}.py"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-
-    def keys(self, *names: str) -> dict[str, str]:
-        """The key of every planned program, by what it is."""
-        script = (
-            "import sys, json; from pathlib import Path; from planfreeze.explanations import find_family; "
-            "from planfreeze.keyed import key_plan; from planfreeze.plans import plan_families; "
-            "from planfreeze.target import target; names = sys.argv[1:]; "
-            "plan = plan_families([find_family(n) for n in names], names, target=target('sm_90a')); "
-            f"print(json.dumps({{p.name: p.key.digest for p in key_plan(plan, Path({str(self.toolchains)!r}))}}))"
-        )
-        found: dict[str, str] = json.loads(self.run("-c", script, *names).stdout)
-        return found
-
-
-def install(folder: Path, toolchains: Path) -> Installation:
-    """Install the example into a folder, as pip does, without building a wheel."""
-    shutil.copytree(EXAMPLE / "sample_kernels", folder / "sample_kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    write_distribution(folder, project["name"], project["entry-points"])
-    (folder / "cache" / "planfreeze").mkdir(parents=True)
-    (folder / "cache" / "planfreeze" / "toolchains").symlink_to(toolchains)
-    return Installation(folder, toolchains)
-
-
-def write_distribution(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the metadata of an installed distribution with entry points."""
-    info = folder / f"{name.replace('-', '_')}-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-    lines = [f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in e.items()) for group, e in groups.items()]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+from .third_party import EXAMPLE, VARIANTS, Installation, install, write_distribution
+from .unfreezable import UNFREEZABLE
 
 
 @pytest.fixture(scope="module")
@@ -253,75 +165,6 @@ def test_what_a_heuristic_would_choose_is_chosen_by_the_family(edited: Installat
     plain = build()
     edited.edit("softmax_triton", "@triton.jit", '@triton.heuristics({"BLOCK": lambda call: 1 // 0})\n@triton.jit')
     assert build() == plain, "the kernel below the decorator is compiled, with the family's constants"
-
-
-UNFREEZABLE = {
-    "a value of the environment": (
-        *("softmax_triton", 'tl.constexpr(float("-inf"))', 'tl.constexpr(float(len(__import__("os").sep)))'),
-        *("sample_softmax", "uses PADDING: it is assigned from a call"),
-    ),
-    "a marking that the kernel does not have": (
-        *("matmul_triton", '@triton.jit(do_not_specialize=["m"])', "@triton.jit"),
-        *("sample_matmul", "parameter m is declared in do_not_specialize and the kernel has it specialized"),
-    ),
-    "an annotation that is not declared": (
-        *("layer_norm_triton", "bias, columns,", "bias, columns: tl.int64,"),
-        *("sample_layer_norm", "parameter columns is declared without annotation and the kernel has it i64"),
-    ),
-    "a marked constant": (
-        *("layer_norm_triton", "@triton.jit", '@triton.jit(do_not_specialize=["BLOCK"])'),
-        *("sample_layer_norm", "parameter BLOCK is declared a constant and the kernel has it in do_not_specialize"),
-    ),
-    "an autotuner that resets": (
-        *("matmul_triton", 'key=["m", "n", "k"]', 'key=["m", "n", "k"], reset_to_zero=["c"]'),
-        *("sample_matmul", "its autotuner has reset_to_zero"),
-    ),
-    "an autotuner that restores": (
-        *("matmul_triton", 'key=["m", "n", "k"]', 'key=["m", "n", "k"], restore_value=["c"]'),
-        *("sample_matmul", "its autotuner has restore_value"),
-    ),
-    "a configuration with a hook": (
-        *("matmul_triton", "num_warps=8, num_stages=3)", "num_warps=8, num_stages=3, pre_hook=print)"),
-        *("sample_matmul", "its autotuner has pre_hook of BLOCK_M: 128"),
-    ),
-    "a kernel given something else than its function": (
-        *("scale_add_cute", "scale_add_kernel(out, x, y, count,", "scale_add_kernel(out, y, x, count,"),
-        *("sample_scale_add", "it gives its kernel .*, not its 5 arguments as they came, in order"),
-    ),
-    "arithmetic around the launch": (
-        *("scale_add_cute", "scale_add_kernel(out, x, y, count,", "scale_add_kernel(out, x + 4, y, count,"),
-        *("sample_scale_add", "it gives its kernel .*, not its 5 arguments"),
-    ),
-    "two launches": (
-        *(
-            "scale_add_cute",
-            "    kernel.launch(",
-            "    scale_add_kernel(out, x, y, count, factor, per_thread).launch(\n"
-            "        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream\n    )\n    kernel.launch(",
-        ),
-        *("sample_scale_add", "it launches 2 kernels"),
-    ),
-    "a launch under a condition": (
-        *(
-            "scale_add_cute",
-            "    kernel = scale_add_kernel(out, x, y, count, factor, per_thread)\n    kernel.launch(",
-            "    if count > 5:\n        scale_add_kernel(out, x, y, count, factor, per_thread).launch(",
-        ),
-        *("sample_scale_add", "it launches under a condition or in a loop"),
-    ),
-    "a block that depends on an argument": (
-        *("scale_add_cute", "block=[THREADS, 1, 1]", "block=[count, 1, 1]"),
-        *("sample_scale_add", "block of its launch is no constant"),
-    ),
-    "a tensor as parameter": (
-        *("scale_add_cute", "def scale_add(out: Int64, x: Int64,", "def scale_add(out: Int64, x: cute.Tensor,"),
-        *("sample_scale_add", "parameter x is declared Int64 and the kernel has it as Tensor"),
-    ),
-    "another type than declared": (
-        *("scale_add_cute", "def scale_add(out: Int64, x: Int64,", "def scale_add(out: Int64, x: Int32,"),
-        *("sample_scale_add", "parameter x is declared Int64 and the kernel has it as Int32"),
-    ),
-}
 
 
 @pytest.mark.parametrize("case", UNFREEZABLE)

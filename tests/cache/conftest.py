@@ -1,4 +1,4 @@
-"""Stores and child processes for the tests of the cache."""
+"""Stores, a pack and child processes for the tests of the cache."""
 
 import multiprocessing
 import os
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from planfreeze.cache.pack_writing import write_pack
 from planfreeze.cache.store import Store
+
+from .packs import BODIES, INDEX, PLAN, RECORD, WHOLE
 
 fork = multiprocessing.get_context("fork")
 
@@ -60,3 +63,12 @@ def list_files(root: Path) -> set[str]:
 @pytest.fixture
 def files_of() -> Callable[[Path], set[str]]:
     return list_files
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a pack."""
+    place = tmp_path / "a.pfz"
+    assert write_pack(place, INDEX, (PLAN, RECORD, *BODIES)) == len(WHOLE)
+    assert place.read_bytes() == WHOLE
+    return place

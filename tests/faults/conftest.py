@@ -1,7 +1,9 @@
-"""Builds over a disk that fails, with a stub for a compiler, and what must be true of a store at any time."""
+"""Builds over disks that fail, what must be true of a store at any time, and places and users of all kinds."""
 
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -150,3 +152,56 @@ def shop(built, toys, toolchains, stub_compiler: ModuleType, monkeypatch: pytest
         return make(*(toys.families.AddPayload(block=block) for block in range(1, count + 1)))
 
     return make(toys.families.AddPayload(block=64), toys.families.AddPayload(block=32), toys.families.CopyPayload())
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A folder every user can reach (pytest's own is private)."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def mount(open_place: Path) -> Iterator[Callable[..., Path]]:
+    """Mount something below the open place until the test ends; skipped only where the kernel refuses."""
+    mounted: list[Path] = []
+
+    def call(*arguments: str) -> Path:
+        place = open_place / f"mount{len(mounted)}"
+        place.mkdir()
+        done = subprocess.run(["mount", *arguments, str(place)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"the kernel refuses to mount: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield call
+    for place in reversed(mounted):
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def run(toys, interpreter) -> Callable[..., list[object]]:
+    """Run a script in a fresh interpreter, perhaps as somebody else, and return what it prints as JSON."""
+
+    def call(script: str, path: Path, *prefix: str, package: str = "toys", **extra: str) -> list[object]:
+        environment = {name: text for name, text in interpreter.environment(**extra).items() if text}
+        done = subprocess.run(
+            [*prefix, sys.executable, "-B", "-c", script.replace("{package}", package), str(path)],
+            env=environment,
+            cwd=interpreter.home,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+    return call
+
+
+@pytest.fixture
+def root_of(built) -> str:
+    """The root digest that every build of the two programs must come to."""
+    return built.report.plans[0].root

@@ -1,6 +1,5 @@
 """Compile kernels in a child process and run their PTX on the CPU."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,26 +28,16 @@ class Compiled:
     cubin: Path
 
 
-def load_beside(name: str) -> ModuleType:
-    """Load a module of this folder from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def ptx_machine() -> ModuleType:
     """The machine that runs compiled PTX."""
-    return load_beside("ptx_machine")
+    return import_module(".ptx_machine", __package__)
 
 
 @pytest.fixture(scope="session")
 def lane_machine() -> ModuleType:
     """The machine that runs the text of the sm_90a kernels."""
-    return load_beside("lane_machine")
+    return import_module(".lane_machine", __package__)
 
 
 class Server:
@@ -117,7 +108,7 @@ def compile_cute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 def read_sass(cubin: Path, option: str) -> str:
     """Run the cuobjdump of triton's wheel."""
-    spec = importlib.util.find_spec("triton")
+    spec = find_spec("triton")
     assert spec is not None and spec.origin is not None
     tool = Path(spec.origin).parent / "backends/nvidia/bin/cuobjdump"
     done = subprocess.run([tool, option, cubin], capture_output=True, text=True, check=True)

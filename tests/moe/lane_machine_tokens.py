@@ -5,10 +5,7 @@ it visible to wgmma (a product that reads what is not fenced is an error), and p
 operand has the 128-byte swizzle.
 """
 
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,17 +14,8 @@ import torch
 from planfreeze.kernels.moe import progress_cute
 from planfreeze.kernels.moe.routing import COUNTER_START
 
+from . import lane_machine as lanes
 
-def load_machine():
-    """Load the lane machine from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("lanes", Path(__file__).with_name("lane_machine.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-lanes = load_machine()
 here = lanes.here
 f32, u32 = np.float32, np.uint32
 

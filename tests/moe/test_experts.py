@@ -12,85 +12,22 @@ from torch import Tensor
 
 from planfreeze.errors import InvalidExperts, NanScale, UndecodedScales, UnknownArch, UnsupportedGeometry
 from planfreeze.kernels.moe import experts as preparation
-from planfreeze.kernels.moe.experts import PreparedExperts, prepare_experts, select_scales
+from planfreeze.kernels.moe.experts import PreparedExperts, select_scales
 from planfreeze.kernels.moe.weights import unpack_w2, unpack_w13
-from planfreeze.kernels.scales import csf_batch, inline
+from planfreeze.kernels.scales import inline
 from planfreeze.kernels.scales.csf_batch import CsfBatch
-from planfreeze.kernels.scales.geometry import ScaleGeometry
 from planfreeze.kernels.scales.native import logical_scales, native_plane
 from planfreeze.kernels.scales.pools import ScratchPool
 from planfreeze.kernels.scales.storage import InlineScales
 from planfreeze.kernels.scales.synthetic import synthetic_scales
 from planfreeze.target import ARCHS
 
-EXPERTS, HIDDEN = 3, 256
-ARMS: dict[str, dict[str, Any]] = {
-    "native": {"weight_format": "mxfp4", "is_csf_inline": True},
-    "inline": {"weight_format": "mxfp4_csf", "is_csf_inline": True},
-    "expand": {"weight_format": "mxfp4_csf", "is_csf_inline": False},
-}
-FORMS = {"native": Tensor, "inline": InlineScales, "expand": CsfBatch}
-
-
-@dataclasses.dataclass(frozen=True)
-class Sources:
-    """Logical tensors of a layer, up rows first."""
-
-    w13: Tensor
-    w13_scales: Tensor
-    w2: Tensor
-    w2_scales: Tensor
-
-    def gate_first(self) -> "Sources":
-        """The same layer with the gate rows first."""
-        half = self.w13.shape[1] // 2
-        return dataclasses.replace(
-            self, w13=self.w13.roll(half, 1).contiguous(), w13_scales=self.w13_scales.roll(half, 1).contiguous()
-        )
-
-    def cuda(self) -> "Sources":
-        return Sources(**{name: tensor.cuda() for name, tensor in vars(self).items()})
-
-    def prepare(self, arm: str, arch: str = "sm_90a", **options: Any) -> PreparedExperts:
-        return prepare_experts(**vars(self), arch=arch, **{**ARMS[arm], **options})
-
-
-def geometries(hidden: int, intermediate: int) -> tuple[ScaleGeometry, ScaleGeometry]:
-    return (
-        ScaleGeometry(rows=2 * intermediate, columns=hidden // 32, group_rows=intermediate),
-        ScaleGeometry(rows=hidden, columns=intermediate // 32, group_rows=hidden),
-    )
-
-
-def make_sources(intermediate: int, *, hidden: int = HIDDEN, experts: int = EXPERTS) -> Sources:
-    generator = torch.Generator().manual_seed(intermediate)
-    fc1, fc2 = geometries(hidden, intermediate)
-
-    def codes(rows: int, k: int) -> Tensor:
-        return torch.randint(0, 256, (experts, rows, k // 2), generator=generator, dtype=torch.uint8)
-
-    return Sources(
-        w13=codes(2 * intermediate, hidden),
-        w13_scales=synthetic_scales(fc1, experts, generator),
-        w2=codes(hidden, intermediate),
-        w2_scales=synthetic_scales(fc2, experts, generator),
-    )
+from .expert_sources import ARMS, EXPERTS, FORMS, HIDDEN, Sources, geometries, make_sources, native_planes
 
 
 @pytest.fixture(scope="module")
 def sources() -> Sources:
     return make_sources(192)
-
-
-def native_planes(made: PreparedExperts) -> tuple[Tensor, Tensor]:
-    """The native planes of both projections, decoded where need be."""
-
-    def decoded(scales: Any) -> Tensor:
-        if isinstance(scales, InlineScales):
-            return inline.decode(scales)
-        return csf_batch.decode(scales) if isinstance(scales, CsfBatch) else scales
-
-    return decoded(made.w13_scales), decoded(made.w2_scales)
 
 
 @pytest.mark.parametrize("arch", list(ARCHS))
@@ -347,37 +284,3 @@ def test_a_ds41_layer_is_encoded_in_50_ms() -> None:
         times.append(layer_ms)
     # The first layer also loads torch's kernels.
     assert statistics.median(times[1:]) <= 50, times
-
-
-@pytest.mark.parametrize(("switch", "arm"), [(None, "inline"), ("1", "inline"), ("0", "expand")])
-def test_the_setting_decides_how_compressed_scales_are_kept(
-    monkeypatch: pytest.MonkeyPatch, switch: str | None, arm: str
-) -> None:
-    monkeypatch.delenv("PLANFREEZE_CSF_INLINE", raising=False)
-    if switch is not None:
-        monkeypatch.setenv("PLANFREEZE_CSF_INLINE", switch)
-    generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(0, 256, (2, 128, 128), generator=generator, dtype=torch.uint8)
-    experts = prepare_experts(
-        w13=codes,
-        w13_scales=torch.full((2, 128, 8), 120, dtype=torch.uint8),
-        w2=torch.randint(0, 256, (2, 256, 32), generator=generator, dtype=torch.uint8),
-        w2_scales=torch.full((2, 256, 2), 120, dtype=torch.uint8),
-        arch="sm_90a",
-        weight_format="mxfp4_csf",
-    )
-    assert experts.arm == arm
-
-
-def test_a_switch_that_is_no_flag_is_refused() -> None:
-    scales = torch.zeros(1, 128, 8, dtype=torch.uint8)
-    with pytest.raises(InvalidExperts, match="is_csf_inline"):
-        prepare_experts(
-            w13=torch.zeros(1, 128, 128, dtype=torch.uint8),
-            w13_scales=scales,
-            w2=torch.zeros(1, 256, 32, dtype=torch.uint8),
-            w2_scales=torch.zeros(1, 256, 2, dtype=torch.uint8),
-            arch="sm_90a",
-            weight_format="mxfp4_csf",
-            is_csf_inline="0",
-        )

@@ -1,4 +1,4 @@
-"""Runtime plans: capacities, scratch, payloads, and what they refuse."""
+"""Runtime plans: capacities, stages, payloads, and what they refuse."""
 
 import dataclasses
 import subprocess
@@ -7,32 +7,15 @@ import sys
 import pytest
 
 from planfreeze.errors import CapacityExceeded, SeveralArms, UnavailableArm, UnservedCapacity
-from planfreeze.kernels.moe.plan import MoEPlan, declare
 from planfreeze.kernels.moe.programs import enumerate_programs
 from planfreeze.kernels.moe.rules import Backend, ScaleMode, shard
-from planfreeze.kernels.moe.scratch import Counts, ScratchSizes
+from planfreeze.kernels.moe.scratch import Counts
 from planfreeze.kernels.moe.stages import list_stages
-from planfreeze.models import Arm, IdType, Model, PlanOptions, load_model
+from planfreeze.models import Arm, PlanOptions
 from planfreeze.settings import read_settings
 from planfreeze.target import target
 
-DS41 = load_model("ds41")
-KIMI = load_model("kimi_k3")
-
-
-def plan(
-    model: Model = DS41,
-    *,
-    tp: int = 4,
-    arch: str = "sm_90a",
-    capacities: tuple[int, ...] | None = (8,),
-    arms: tuple[Arm, ...] | None = None,
-    id_types: tuple[IdType, ...] | None = None,
-    limit: int = 1536,
-    is_on: bool = True,
-) -> MoEPlan:
-    options = PlanOptions(inline_limit=limit, is_csf_inline=is_on, capacities=capacities, arms=arms, id_types=id_types)
-    return declare(model, tp=tp, target=target(arch), options=options)
+from .plans import DS41, plan
 
 
 @pytest.mark.parametrize(
@@ -139,22 +122,6 @@ def test_direct_and_grouped_capacities_stand_side_by_side(tokens: int, capacity:
     assert plan(capacities=(8, 64, 2048)).choose(tokens).capacity == capacity
 
 
-@pytest.mark.parametrize(
-    ("capacity", "m_tiles", "rows"),
-    [
-        (64, 407, 6512),
-        (128, 431, 6896),
-        (512, 575, 9200),
-        (1536, 959, 15344),
-        (2048, 1151, 18416),
-        (4096, 1919, 30704),
-    ],
-)
-def test_rows_of_grouped_routes_are_whole_tiles_of_the_worst_routing(capacity: int, m_tiles: int, rows: int) -> None:
-    (planned,) = plan(arch="sm_120a", capacities=(capacity,)).capacities
-    assert planned.counts == Counts(rows=rows, m_tiles=m_tiles)
-
-
 @pytest.mark.parametrize(("capacity", "tile_m"), [(64, 8), (512, 16), (4096, 32)])
 def test_counts_and_programs_have_the_same_tiles(capacity: int, tile_m: int) -> None:
     (planned,) = plan(capacities=(capacity,)).capacities
@@ -162,101 +129,6 @@ def test_counts_and_programs_have_the_same_tiles(capacity: int, tile_m: int) -> 
     assert planned.counts == Counts(rows=tile_m * m_tiles, m_tiles=m_tiles)
     tiles = {stage.payload.to_fields().get("tile_m") for stages in planned.stages for stage in stages}
     assert tiles == {None, tile_m}
-
-
-ROUTES_8 = 48 * 2 * 576 * 4
-W13_PLANE, W2_PLANE = 384 * 1152 * 160, 384 * 5120 * 18
-
-
-@pytest.mark.parametrize(
-    ("model", "tp", "arch", "capacity", "arm", "sizes"),
-    [
-        # 48 routes of 576 columns, stored 640 wide behind 5 planes of 4 scales: f32 on sm_90a, bytes on sm_120a. The
-        # first projection is summed in four parts on sm_90a.
-        (
-            DS41,
-            4,
-            "sm_90a",
-            8,
-            "inline",
-            (40960, 5120, 4 * ROUTES_8, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 0, 0, 0),
-        ),
-        (DS41, 4, "sm_120a", 8, "inline", (40960, 1280, ROUTES_8, *[0] * 5, 48 * 640 + 5 * 48 * 4, 491520, 0, 0, 0)),
-        (KIMI, 16, "sm_120a", 1, "inline", (3584, 112, 16 * 1536, *[0] * 5, 16 * 256 + 2 * 16 * 4, 114688, 0, 0, 0)),
-        # 407 tiles of 16 rows; a map and a weight for each row, three words for each tile, two for all.
-        (
-            DS41,
-            4,
-            "sm_120a",
-            64,
-            "inline",
-            (327680, 10240, 0, 26048, 26048, 1628, 1628, 1636, 6512 * 660, 3932160, 0, 0, 0),
-        ),
-        # 48 + 383 tiles of 8 rows.
-        (
-            DS41,
-            4,
-            "sm_90a",
-            64,
-            "native",
-            (327680, 40960, 0, 13792, 13792, 1724, 1724, 1732, 3448 * 720, 3932160, 0, 0, 0),
-        ),
-        (
-            DS41,
-            4,
-            "sm_120a",
-            2048,
-            "inline",
-            (
-                *(2048 * 5120, 2048 * 160, 0, 73664, 73664, 4604, 4604, 4612, 18416 * 660, 125829120, 0),
-                *(W13_PLANE, W2_PLANE),
-            ),
-        ),
-        (
-            DS41,
-            4,
-            "sm_90a",
-            8,
-            "expand",
-            (
-                *(40960, 5120, 4 * ROUTES_8, *[0] * 5, 48 * 640 + 5 * 48 * 16, 491520, 384),
-                *(W13_PLANE, W2_PLANE),
-            ),
-        ),
-    ],
-)
-def test_scratch_is_sized_by_capacity_backend_and_scale_mode(
-    model: Model, tp: int, arch: str, capacity: int, arm: Arm, sizes: tuple[int, ...]
-) -> None:
-    scratch = plan(model, tp=tp, arch=arch, capacities=(capacity,), arms=(arm,)).scratch
-    assert tuple(size for _, size in scratch.items()) == sizes
-
-
-def test_a_plan_needs_the_most_that_one_of_its_capacities_needs_of_every_buffer() -> None:
-    assert plan(capacities=(1, 8)).scratch == plan(capacities=(8,)).scratch
-    made = plan(capacities=(8, 64, 2048))
-    for name, size in made.scratch.items():
-        assert size == max(getattr(planned.scratch, name) for planned in made.capacities)
-    assert made.scratch.projections == plan(capacities=(8,)).scratch.projections > 0
-    assert made.scratch.w13_plane == W13_PLANE
-
-
-def test_plans_that_expand_nothing_have_no_planes() -> None:
-    for made in (plan(capacities=(8, 64, 1536)), plan(capacities=(8, 4096), arms=("native",))):
-        assert (made.scratch.w13_plane, made.scratch.w2_plane, made.scratch.presence) == (0, 0, 0)
-
-
-def test_the_buffers_of_a_workspace_are_aligned_and_disjoint() -> None:
-    names = [name for name, _ in plan().scratch.items()]
-    empty = dict.fromkeys(names, 0)
-    scratch = ScratchSizes(**(empty | {"a8": 256, "a_scale": 8, "projections": 300, "route_output": 512}))
-    assert {name: place for name, place in scratch.places().items() if getattr(scratch, name)} == {
-        "a8": (0, 256),
-        "a_scale": (256, 264),
-        "projections": (512, 812),
-        "route_output": (1024, 1536),
-    }
-    assert scratch.workspace == 1536
 
 
 @pytest.mark.parametrize(

@@ -1,81 +1,42 @@
-"""The payloads of whole models, as literal lists."""
+"""The payloads of ds41 on four ranks, as literal lists, and what they depend on."""
 
 import dataclasses
 import itertools
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from planfreeze.errors import InvalidGeometry, UnavailableArm
-from planfreeze.kernels.moe.act_quant import ActQuantPayload
 from planfreeze.kernels.moe.micro_act import MicroActPayload
-from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload
-from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload
 from planfreeze.kernels.moe.programs import enumerate_programs
-from planfreeze.kernels.moe.route_plan import RoutePlanPayload
 from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload
 from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload
-from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.kernels.scales.csf_decode import CsfDecodePayload
-from planfreeze.kernels.scales.csf_presence import CsfPresencePayload
-from planfreeze.kernels.scales.expand import ExpandPayload
-from planfreeze.models import Model, PlanOptions, load_model, parse_options
+from planfreeze.models import PlanOptions
 from planfreeze.payload import Payload
 from planfreeze.settings import read_settings
 from planfreeze.target import target
 
-CONFIGS = Path(__file__).parents[1] / "models" / "configs"
-DS41 = load_model("ds41")
-
-ACT_QUANT = ActQuantPayload(hidden=5120)
-FC1_INLINE = tuple(
-    MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits, csf_inline=True) for bits in (32, 64)
+from .payloads import (
+    ACT,
+    ACT_QUANT,
+    DECODES,
+    DS41,
+    EXPANSIONS,
+    FC1_INLINE,
+    FC1_NATIVE,
+    FC2_INLINE,
+    FC2_NATIVE,
+    MICRO_INLINE,
+    MICRO_NATIVE,
+    TOPK_SUM,
+    check,
+    programs,
+    routes,
+    split1,
+    split2,
 )
-FC1_NATIVE = tuple(MicroFc1Payload(hidden=5120, intermediate=576, top_k=6, id_bits=bits) for bits in (32, 64))
-ACT = tuple(MicroActPayload(hidden=5120, intermediate=576, id_bits=bits) for bits in (32, 64))
-FC2_INLINE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits, csf_inline=True) for bits in (32, 64))
-FC2_NATIVE = tuple(MicroFc2Payload(hidden=5120, intermediate=576, id_bits=bits) for bits in (32, 64))
-MICRO_INLINE = (*FC1_INLINE, *ACT, *FC2_INLINE)
-MICRO_NATIVE = (*FC1_NATIVE, *ACT, *FC2_NATIVE)
-EXPANSIONS = (
-    ExpandPayload(experts=384, rows=1152, columns=160, group_rows=576),
-    ExpandPayload(experts=384, rows=5120, columns=18, group_rows=5120),
-)
-DECODES = (
-    CsfPresencePayload(experts=384, id_bits=32),
-    CsfPresencePayload(experts=384, id_bits=64),
-    CsfDecodePayload(rows=1152, columns=160, group_rows=576),
-    CsfDecodePayload(rows=5120, columns=18, group_rows=5120),
-)
-TOPK_SUM = TopkSumPayload(hidden=5120, top_k=6)
-
-
-def routes(*tiles: int) -> tuple[Payload, ...]:
-    return tuple(RoutePlanPayload(experts=384, top_k=6, tile_m=m, id_bits=bits) for m in tiles for bits in (32, 64))
-
-
-def split1(*tiles: int, inline: bool = False) -> tuple[Payload, ...]:
-    return tuple(SplitFc1Payload(hidden=5120, intermediate=576, top_k=6, tile_m=m, csf_inline=inline) for m in tiles)
-
-
-def split2(*tiles: int, inline: bool = False) -> tuple[Payload, ...]:
-    return tuple(SplitFc2Payload(hidden=5120, intermediate=576, tile_m=m, csf_inline=inline) for m in tiles)
-
-
-def programs(
-    model: Model, tp: int, *, arch: str = "sm_90a", limit: int = 1536, is_on: bool = True, **text: str
-) -> tuple[Payload, ...]:
-    options = parse_options(inline_limit=limit, is_csf_inline=is_on, **text)  # type: ignore[arg-type]
-    return enumerate_programs(model, tp=tp, target=target(arch), options=options)
-
-
-def check(found: tuple[Payload, ...], *expected: Payload) -> None:
-    """Compare with a list whose order is not that of the plan; every payload once."""
-    assert len({payload.digest for payload in found}) == len(found)
-    assert set(found) == set(expected)
-    assert len(found) == len(expected)
 
 
 def test_ds41_on_four_ranks_of_sm_120a_has_sixteen_programs() -> None:
@@ -211,104 +172,6 @@ def test_the_activation_of_the_model_reaches_its_kernels_alone() -> None:
         fields = {**fc1.to_fields(), "limit": "7.0", "fast_math": True}
         changed[fc1] = SplitFc1Payload.from_fields(fields)
     assert programs(limited, 4) == tuple(changed.get(payload, payload) for payload in programs(DS41, 4))
-
-
-@pytest.mark.parametrize(
-    ("hidden", "columns", "experts", "top_k", "scales"),
-    [
-        (3584, 192, 896, 16, ((384, 112, 192), (3584, 6, 3584))),
-        (1024, 320, 8, 2, ((640, 32, 320), (1024, 10, 1024))),
-        (512, 192, 8, 2, ((384, 16, 192), (512, 6, 512))),
-        (5120, 576, 8, 2, ((1152, 160, 576), (5120, 18, 5120))),
-        (5120, 576, 8, 6, ((1152, 160, 576), (5120, 18, 5120))),
-    ],
-)
-def test_compact_geometries_have_sixteen_programs_on_sm_120a(
-    hidden: int, columns: int, experts: int, top_k: int, scales: tuple[tuple[int, int, int], ...]
-) -> None:
-    model = dataclasses.replace(DS41, hidden=hidden, intermediate=columns, experts=experts, top_k=top_k)
-    listed = programs(model, 1, arch="sm_120a")
-    assert sorted(payload.family_name for payload in listed) == sorted(
-        payload.family_name for payload in programs(DS41, 4, arch="sm_120a")
-    )
-    assert [payload for payload in listed if isinstance(payload, ExpandPayload)] == [
-        ExpandPayload(experts=experts, rows=rows, columns=width, group_rows=group) for rows, width, group in scales
-    ]
-    assert {RoutePlanPayload(experts=experts, top_k=top_k, tile_m=16, id_bits=bits) for bits in (32, 64)} <= set(listed)
-    for inline in (False, True):
-        fc2 = SplitFc2Payload(hidden=hidden, intermediate=columns, tile_m=16, csf_inline=inline)
-        fc1 = SplitFc1Payload(hidden=hidden, intermediate=columns, top_k=top_k, tile_m=16, csf_inline=inline)
-        assert {fc1, fc2} <= set(listed)
-    assert len(listed) == 16
-
-
-def test_a_small_geometry_of_whole_row_tiles_has_ten_programs() -> None:
-    model = dataclasses.replace(DS41, hidden=512, intermediate=256, experts=8, top_k=2)
-    listed = programs(model, 1, arch="sm_120a", arms="expand")
-    assert [payload.family_name for payload in listed] == [
-        "act_quant",
-        *["csf_presence"] * 2,
-        *["csf_decode"] * 2,
-        *["route_plan"] * 2,
-        "split_fc1",
-        "split_fc2",
-        "topk_sum",
-    ]
-    assert programs(model, 1, arch="sm_120a", arms="all") == listed
-
-
-def test_kimi_k3_on_sixteen_ranks() -> None:
-    listed = programs(load_model("kimi_k3"), 16, arch="sm_120a")
-    assert listed == (
-        ActQuantPayload(hidden=3584),
-        ExpandPayload(experts=896, rows=384, columns=112, group_rows=192),
-        ExpandPayload(experts=896, rows=3584, columns=6, group_rows=3584),
-        MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=32, csf_inline=True),
-        MicroFc1Payload(hidden=3584, intermediate=192, top_k=16, id_bits=64, csf_inline=True),
-        MicroActPayload(hidden=3584, intermediate=192, id_bits=32),
-        MicroActPayload(hidden=3584, intermediate=192, id_bits=64),
-        MicroFc2Payload(hidden=3584, intermediate=192, id_bits=32, csf_inline=True),
-        MicroFc2Payload(hidden=3584, intermediate=192, id_bits=64, csf_inline=True),
-        RoutePlanPayload(experts=896, top_k=16, tile_m=16, id_bits=32),
-        RoutePlanPayload(experts=896, top_k=16, tile_m=16, id_bits=64),
-        SplitFc1Payload(hidden=3584, intermediate=192, top_k=16, tile_m=16, csf_inline=True),
-        SplitFc1Payload(hidden=3584, intermediate=192, top_k=16, tile_m=16),
-        SplitFc2Payload(hidden=3584, intermediate=192, tile_m=16, csf_inline=True),
-        SplitFc2Payload(hidden=3584, intermediate=192, tile_m=16),
-        TopkSumPayload(hidden=3584, top_k=16),
-    )
-
-
-def test_qwen3_30b_a3b_on_four_ranks() -> None:
-    model = load_model(str(CONFIGS / "qwen3_30b_a3b.json"))
-    expected = (
-        ActQuantPayload(hidden=2048),
-        MicroFc1Payload(hidden=2048, intermediate=192, top_k=8, id_bits=32),
-        MicroFc1Payload(hidden=2048, intermediate=192, top_k=8, id_bits=64),
-        MicroActPayload(hidden=2048, intermediate=192, id_bits=32),
-        MicroActPayload(hidden=2048, intermediate=192, id_bits=64),
-        MicroFc2Payload(hidden=2048, intermediate=192, id_bits=32),
-        MicroFc2Payload(hidden=2048, intermediate=192, id_bits=64),
-        RoutePlanPayload(experts=128, top_k=8, tile_m=16, id_bits=32),
-        RoutePlanPayload(experts=128, top_k=8, tile_m=16, id_bits=64),
-        SplitFc1Payload(hidden=2048, intermediate=192, top_k=8, tile_m=16),
-        SplitFc2Payload(hidden=2048, intermediate=192, tile_m=16),
-        TopkSumPayload(hidden=2048, top_k=8),
-    )
-    assert programs(model, 4, arch="sm_120a") == expected
-    assert programs(model, 4, arch="sm_120a", arms="all") == expected
-
-
-def test_deepseek_v3_on_four_ranks_is_grouped_at_every_capacity() -> None:
-    model = load_model(str(CONFIGS / "deepseek_v3.json"))
-    assert programs(model, 4, arch="sm_120a") == (
-        ActQuantPayload(hidden=7168),
-        RoutePlanPayload(experts=256, top_k=8, tile_m=16, id_bits=32),
-        RoutePlanPayload(experts=256, top_k=8, tile_m=16, id_bits=64),
-        SplitFc1Payload(hidden=7168, intermediate=512, top_k=8, tile_m=16),
-        SplitFc2Payload(hidden=7168, intermediate=512, tile_m=16),
-        TopkSumPayload(hidden=7168, top_k=8),
-    )
 
 
 @pytest.mark.parametrize("tp", [5, 8])

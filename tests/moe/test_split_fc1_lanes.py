@@ -1,9 +1,5 @@
 """The sm_90a kernel of ``split_fc1``, run lane by lane in Python against the float64 reference."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -30,22 +26,12 @@ from planfreeze.kernels.scales.inline import encode
 from planfreeze.kernels.scales.native import native_plane
 from planfreeze.target import target
 
+from . import lane_machine_tokens as machine
+
 ARCH = "sm_90a"
 EXPERTS = 4
 MODULES = (split_fc1_sm_90a_cute, rows_sm_90a, tokens_sm_90a, sm_90a, scales_sm_90a, mxfp8, micro_act_cute)
 POISON = 0xEE
-
-
-def load_machine():
-    """Load the lane machine from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("token_lanes", Path(__file__).with_name("lane_machine_tokens.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-machine = load_machine()
 
 
 class Problem:

@@ -1,9 +1,6 @@
 """The sm_90a kernel of ``split_fc2``, run lane by lane in Python, over the machine of the tests of ``split_fc1``."""
 
-import importlib.util
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,20 +25,12 @@ from planfreeze.kernels.scales.inline import encode
 from planfreeze.kernels.scales.native import native_plane
 from planfreeze.target import target
 
+from . import lane_machine_tokens as machine
+
 ARCH = "sm_90a"
 EXPERTS = 3
 
 
-def load_machine():
-    """Load the lane machine from its file: tests are not a package."""
-    spec = importlib.util.spec_from_file_location("split_fc2_lanes", Path(__file__).with_name("lane_machine_tokens.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-machine = load_machine()
 lanes = machine.lanes
 
 

@@ -20,6 +20,7 @@ from planfreeze.serving import serving_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
+ALL_LAUNCHED = "launched 9 benchmarked 0 started 0"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The scale probes: built like any family, and their compiled PTX run on the CPU against the native plane."""
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,8 @@ from planfreeze.kernels.scales.native import native_plane, staged_tiles
 from planfreeze.payload import Payload
 from planfreeze.plans import Plan
 from planfreeze.target import target
+
+from ..moe import ptx_machine
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.append(str(REPOSITORY / "tools"))
@@ -90,16 +92,10 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def machine() -> ModuleType:
+def machine() -> Iterator[ModuleType]:
     """The CPU's PTX machine, taught what one whole warp does together."""
-    path = REPOSITORY / "tests" / "moe" / "ptx_machine.py"
-    spec = importlib.util.spec_from_file_location("scale_probe_machine", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
 
-    class WarpBlock(module.Block):  # type: ignore[name-defined, misc]
+    class WarpBlock(ptx_machine.Block):
         def execute(self, instruction, active):
             op, args = instruction.op, instruction.operands
             if op[0] == "vote" or op[:3] == ["shfl", "sync", "idx"]:
@@ -114,8 +110,9 @@ def machine() -> ModuleType:
             else:
                 super().execute(instruction, active)
 
-    module.Block = WarpBlock  # type: ignore[attr-defined]
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ptx_machine, "Block", WarpBlock)
+        yield ptx_machine
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES, ids=lambda given: f"{given[0].rows}x{given[0].columns}")

@@ -1,0 +1,159 @@
+"""The reference of whole layers, against loops over routes that round where the kernels do."""
+
+import pytest
+import torch
+
+from planfreeze.kernels.moe.reference import (
+    cosine,
+    dequantise_mxfp4,
+    dequantise_mxfp8,
+    exact_layer,
+    micro_activation,
+    micro_fc1,
+    micro_fc2,
+    micro_layer,
+    quantise_intermediate,
+    quantise_mxfp8,
+    sum_routes,
+)
+
+
+class Layer:
+    """A small layer with two invalid routes; its weights keep gate and up of the order of one."""
+
+    tokens, top_k, experts, hidden, intermediate = 6, 3, 4, 256, 192
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(12)
+        self.x = torch.randn(self.tokens, self.hidden, generator=generator).bfloat16()
+        self.w13 = self.random_weights(generator, 2 * self.intermediate, self.hidden)
+        self.w2 = self.random_weights(generator, self.hidden, self.intermediate)
+        self.ids = torch.stack([torch.randperm(self.experts, generator=generator) for _ in range(self.tokens)])
+        self.ids = self.ids[:, : self.top_k].contiguous()
+        self.ids[1, 2], self.ids[4, 0] = -1, self.experts
+        self.weights = torch.randn(self.tokens, self.top_k, generator=generator).softmax(-1)
+        self.alpha1 = torch.tensor([1.0, 0.5, 1.25, 2.0])
+        self.alpha2 = torch.tensor([0.75, 1.0, 3.0, 0.5])
+
+    def random_weights(self, generator, rows, k):
+        codes = torch.randint(0, 256, (self.experts, rows, k // 2), generator=generator).to(torch.uint8)
+        scales = torch.randint(120, 123, (self.experts, rows, k // 32), generator=generator).to(torch.uint8)
+        return codes, scales
+
+    def run(self, layer, *, device="cpu", **limits):
+        operands = (self.x, *self.w13, *self.w2, self.ids, self.weights)
+        alphas = {"alpha1": self.alpha1.to(device), "alpha2": self.alpha2.to(device)}
+        return layer(*(operand.to(device) for operand in operands), **alphas, **limits)
+
+    def compute(self, *, round_input, round_projections, round_activations, round_routes, limit=None):
+        """Compute the layer route by route; each rounding is a function of its own."""
+        w13, w2 = dequantise_mxfp4(*self.w13), dequantise_mxfp4(*self.w2)
+        out = torch.zeros(self.tokens, self.hidden, dtype=torch.float64)
+        for token in range(self.tokens):
+            for j in range(self.top_k):
+                expert = int(self.ids[token, j])
+                if not 0 <= expert < self.experts:
+                    continue
+                x = round_input(self.x[token].double())
+                rows = round_projections(w13[expert] @ x * self.alpha1[expert].double())
+                up, gate = rows[: self.intermediate], rows[self.intermediate :]
+                if limit is not None:
+                    up, gate = up.clip(-limit, limit), gate.clip(max=limit)
+                activations = round_activations(gate * torch.sigmoid(gate) * up)
+                factor = self.weights[token, j].double() * self.alpha2[expert].double()
+                out[token] += round_routes(w2[expert] @ activations * factor)
+        return out
+
+
+def exactly(values):
+    return values
+
+
+def to_bf16(values):
+    return values.bfloat16().double()
+
+
+def to_mxfp8(values):
+    return dequantise_mxfp8(*quantise_mxfp8(values.bfloat16().view(1, -1)))[0]
+
+
+def relative_l2(found, expected):
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_micro_layer_rounds_where_the_kernels_do(limit):
+    layer = Layer()
+    found = layer.run(micro_layer, limit=limit)
+    assert found.dtype == torch.bfloat16 and found.shape == (layer.tokens, layer.hidden)
+    roundings = {
+        "round_input": to_mxfp8,
+        "round_projections": to_bf16,
+        "round_activations": to_mxfp8,
+        "round_routes": to_bf16,
+    }
+    # The sums of three bf16 rows in float64 and in fp32 round to the same bf16, but for a last bit here and there.
+    expected = layer.compute(limit=limit, **roundings).bfloat16()
+    assert (found == expected).double().mean() > 0.99
+    assert relative_l2(found, expected) < 4e-4
+    # Every rounding counts: without it many results are others.
+    for name in roundings:
+        other = layer.compute(limit=limit, **{**roundings, name: exactly}).bfloat16()
+        assert (found == other).double().mean() < 0.8, name
+
+
+def test_micro_layer_is_close_to_the_exact_layer_and_no_closer_than_its_roundings():
+    layer = Layer()
+    exact = layer.run(exact_layer)
+    assert exact.dtype == torch.float64
+    own = layer.compute(round_input=exactly, round_projections=exactly, round_activations=exactly, round_routes=exactly)
+    torch.testing.assert_close(exact, own, rtol=1e-12, atol=1e-12)
+    found = layer.run(micro_layer)
+    assert cosine(found, exact) >= 0.9975
+    # Two quantisations to three fraction bits: well beyond the 4e-3 that kernels are held to.
+    assert 1e-2 < relative_l2(found, exact) < 6e-2
+
+
+def test_limit_reaches_both_layers():
+    layer = Layer()
+    own = layer.compute(
+        round_input=exactly, round_projections=exactly, round_activations=exactly, round_routes=exactly, limit=0.5
+    )
+    torch.testing.assert_close(layer.run(exact_layer, limit=0.5), own, rtol=1e-12, atol=1e-12)
+    assert relative_l2(layer.run(micro_layer, limit=0.5), layer.run(micro_layer)) > 0.1
+
+
+@pytest.mark.parametrize("layer_of", [micro_layer, exact_layer])
+def test_token_without_a_valid_route_is_zero(layer_of):
+    layer = Layer()
+    before = layer.run(layer_of)
+    layer.ids[2] = torch.tensor([-1, layer.experts, -7])
+    found = layer.run(layer_of)
+    assert before[2].any() and not found[2].any()
+    others = [token for token in range(layer.tokens) if token != 2]
+    torch.testing.assert_close(found[others], before[others], rtol=1e-12 if layer_of is exact_layer else 0, atol=1e-12)
+
+
+def test_stages_make_up_the_layer():
+    layer = Layer()
+    projections = micro_fc1(layer.x, *layer.w13, layer.ids, alpha=layer.alpha1)
+    activations = micro_activation(projections, layer.ids, layer.experts)
+    routes = micro_fc2(*quantise_intermediate(activations), *layer.w2, layer.ids, layer.weights, alpha=layer.alpha2)
+    assert sum_routes(routes, layer.top_k).equal(layer.run(micro_layer))
+    assert not routes[5].any() and not routes[12].any() and routes[4].any()
+
+
+def test_cosine():
+    a = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    assert cosine(a, -2 * a) == pytest.approx(-1, abs=1e-15)
+    assert cosine(a, torch.tensor([[5.0, 0.0], [0.0, 0.0]])) == pytest.approx(0.6, abs=1e-15)
+    assert cosine(a.bfloat16(), torch.tensor([[0.0, 0.0], [1.0, 0.0]])) == 0
+
+
+@pytest.mark.gpu
+def test_layers_on_a_device_equal_those_on_the_host():
+    layer = Layer()
+    for layer_of, tolerance in ((micro_layer, 4e-3), (exact_layer, 1e-12)):
+        found = layer.run(layer_of, device="cuda")
+        assert found.is_cuda
+        assert relative_l2(found.cpu(), layer.run(layer_of)) <= tolerance
