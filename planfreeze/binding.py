@@ -20,6 +20,9 @@ __all__ = ["Layout", "Signature"]
 LAYOUTS = 1024
 """How many layouts are kept of each program: the token counts of calls recur."""
 
+# To look it up at every call takes as long as the reading.
+read_bits = int.from_bytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
@@ -81,7 +84,7 @@ class Signature:
         self._dtypes = tuple(device.dtypes[a.dtype] for a in self._tensors)
         self._address = self._tensor.data_ptr
         # Of an address that is aligned to a power of two these bits are zero; to anything else, only a division tells.
-        self._low_bits = int.from_bytes(self._pack_addresses(*(a.alignment - 1 for a in self._tensors)))
+        self._low_bits = read_bits(self._pack_addresses(*(a.alignment - 1 for a in self._tensors)))
         has_powers = all(a.alignment.bit_count() == 1 for a in self._tensors)
         self._guards = find_guards(device.torch) if has_powers else None
         # Typed, because a truth value and a float are equal to an int and so would find its layout.
@@ -97,17 +100,18 @@ class Signature:
         """
         if named or len(values) != len(self.arguments):
             values = self._in_order(values, named)
-        integers = self._pick_integers(values)
+        # Python looks up what it calls of a name faster than what it calls of an object.
+        pick_integers, pick_tensors = self._pick_integers, self._pick_tensors
+        integers, tensors = pick_integers(values), pick_tensors(values)
         try:
             layout = self._known_layout(*integers)
         except TypeError:  # what has no hash is no integer
             layout = self._lay_out(*integers)
         others = self._other_words(values) if self._others else b""
-        tensors = self._pick_tensors(values)
         if layout.looks.match(*tensors):
             words = self._pack_addresses(*map(self._address, tensors))
-            if int.from_bytes(words) & self._low_bits:
-                self._check_tensors(tensors, layout)
+            if read_bits(words) & self._low_bits:
+                words = self._pack_addresses(*self._check_tensors(tensors, layout))
         else:
             words = self._pack_addresses(*self._check_tensors(tensors, layout))
             layout.looks.learn(tensors)

@@ -240,11 +240,13 @@ class Bound:
         try:
             if program._refusal:
                 program.refuse_unloaded()
-            device = program.device
-            handle = device._current_stream(device.ordinal) if stream is None else device.stream_handle(stream)
-            if 0 not in self.grid:
-                (status,) = self._driver_launch(self.grid, self._address, handle)
-                if status and status.value:  # a number, whose truth is a quarter of the price of its value
+            device, launch = program.device, self._driver_launch
+            current_stream = device._current_stream
+            handle = current_stream(device.ordinal) if stream is None else device.stream_handle(stream)
+            grid = self.grid
+            if 0 not in grid:
+                (status,) = launch(grid, self._address, handle)
+                if status and status.value:  # a number, whose truth costs less than its value
                     self._launch_in_context(status, handle)
                 program.launches += 1
         finally:

@@ -233,12 +233,7 @@ class Session:
         return self.program(payload).bind(*passed, grid=grid)
 
     def launch(
-        self,
-        family: DeclaredFamily,
-        *values: Any,
-        stream: Any = None,
-        grid: Sequence[int] | None = None,
-        **named: Any,
+        self, family: DeclaredFamily, *values: Any, stream: Any = None, grid: Sequence[int] | None = None, **named: Any
     ) -> None:
         """Launch the variant of a declared family that a call takes; see :meth:`bind`."""
         payload, passed = family.select(*values, **named)
