@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
+from struct import Struct
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -12,11 +13,15 @@ from planfreeze.declared.specialization import INTEGER_LIMITS
 from planfreeze.device import Device
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Scalars
+from planfreeze.tensor_looks import TensorLooks, find_guards
 
 __all__ = ["Layout", "Signature"]
 
 LAYOUTS = 1024
 """How many layouts are kept of each program: the token counts of calls recur."""
+
+# To look it up at every call takes as long as the reading.
+read_bits = int.from_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,12 +32,18 @@ class Layout:
     ----------
     scalars : mapping
         The integers by name.
+    words : bytes
+        The integers as the driver reads them, eight bytes each.
     elements : tuple of int
-        Elements that each tensor which has to be contiguous must have at least.
+        Elements that each tensor must have at least.
+    looks : TensorLooks
+        What tensors of such calls that passed look like.
     """
 
     scalars: Scalars
+    words: bytes
     elements: tuple[int, ...]
+    looks: TensorLooks
 
 
 class Signature:
@@ -46,6 +57,11 @@ class Signature:
         The kernel's parameters in order.
     device : Device
         Where tensors have to be.
+
+    Attributes
+    ----------
+    places : tuple of int
+        The arguments' places in the order of a call's words: tensors, integers, and other numbers.
     """
 
     def __init__(self, name: str, arguments: tuple[Argument, ...], device: Device) -> None:
@@ -54,19 +70,28 @@ class Signature:
         self.device = device
         self._tensor = device.torch.Tensor
         integers = [i for i, a in enumerate(arguments) if not a.is_pointer and a.dtype in INTEGER_LIMITS]
-        dense = [i for i, a in enumerate(arguments) if a.is_pointer and a.is_contiguous]
-        self._integers = tuple(arguments[i] for i in integers)
-        self._dense = tuple(arguments[i] for i in dense)
-        self._pick_integers, self._pick_dense = picker(integers), picker(dense)
-        self._places = tuple(dense)
-        self._dtypes = tuple(device.dtypes[a.dtype] for a in self._dense)
-        self._alignments = tuple(a.alignment for a in self._dense)
-        self._others = tuple((i, a) for i, a in enumerate(arguments) if i not in integers and not a.is_pointer)
-        self._strided = tuple((i, a) for i, a in enumerate(arguments) if a.is_pointer and i not in dense)
-        self._known_layout = lru_cache(LAYOUTS)(self._lay_out)
+        others = [i for i, a in enumerate(arguments) if not a.is_pointer and i not in integers]
+        tensors = [i for i, a in enumerate(arguments) if a.is_pointer and a.is_contiguous]
+        tensors += [i for i, a in enumerate(arguments) if a.is_pointer and not a.is_contiguous]
+        self.places = (*tensors, *integers, *others)
+        self._integers, self._others, self._tensors = (
+            tuple(arguments[i] for i in places) for places in (integers, others, tensors)
+        )
+        self._pick_integers, self._pick_others, self._pick_tensors = map(picker, (integers, others, tensors))
+        self._pack_integers, self._pack_others, self._pack_addresses = map(
+            packer, (self._integers, self._others, self._tensors)
+        )
+        self._dtypes = tuple(device.dtypes[a.dtype] for a in self._tensors)
+        self._address = self._tensor.data_ptr
+        # Of an address that is aligned to a power of two these bits are zero; to anything else, only a division tells.
+        self._low_bits = read_bits(self._pack_addresses(*(a.alignment - 1 for a in self._tensors)))
+        has_powers = all(a.alignment.bit_count() == 1 for a in self._tensors)
+        self._guards = find_guards(device.torch) if has_powers else None
+        # Typed, because a truth value and a float are equal to an int and so would find its layout.
+        self._known_layout = lru_cache(LAYOUTS, typed=True)(self._lay_out)
 
-    def check(self, values: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[int], Layout, tuple[Any, ...]]:
-        """Check a call; return one 64-bit word per parameter, what its integers decide, and the tensors.
+    def check(self, values: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[bytes, Layout, tuple[Any, ...]]:
+        """Check a call; return its words as the driver reads them, what its integers decide, and the tensors.
 
         Raises
         ------
@@ -75,33 +100,22 @@ class Signature:
         """
         if named or len(values) != len(self.arguments):
             values = self._in_order(values, named)
-        integers = self._pick_integers(values)
-        for value in integers:  # a truth value and a float are equal to an int and so would find its layout
-            if type(value) is not int:
-                self._lay_out(*integers)
-        layout = self._known_layout(*integers)
-        words = list(values)
-        for index, argument in self._others:
-            words[index] = self._bits(argument, values[index])
-        tensors = self._pick_dense(values)
-        kind, where = self._tensor, self.device.torch_device
-        for value, place, dtype, alignment, elements in zip(
-            tensors, self._places, self._dtypes, self._alignments, layout.elements, strict=True
-        ):
-            if (
-                not isinstance(value, kind)
-                or value.dtype is not dtype
-                or value.device != where
-                or not value.is_contiguous()
-                or value.numel() < elements
-                or (address := value.data_ptr()) % alignment
-            ):
-                self._explain_tensor(self.arguments[place], value, elements)
-            words[place] = address
-        for index, argument in self._strided:
-            words[index] = self._strided_address(argument, values[index], layout.scalars)
-            tensors += (values[index],)
-        return words, layout, tensors
+        # Python looks up what it calls of a name faster than what it calls of an object.
+        pick_integers, pick_tensors = self._pick_integers, self._pick_tensors
+        integers, tensors = pick_integers(values), pick_tensors(values)
+        try:
+            layout = self._known_layout(*integers)
+        except TypeError:  # what has no hash is no integer
+            layout = self._lay_out(*integers)
+        others = self._other_words(values) if self._others else b""
+        if layout.looks.match(*tensors):
+            words = self._pack_addresses(*map(self._address, tensors))
+            if read_bits(words) & self._low_bits:
+                words = self._pack_addresses(*self._check_tensors(tensors, layout))
+        else:
+            words = self._pack_addresses(*self._check_tensors(tensors, layout))
+            layout.looks.learn(tensors)
+        return words + layout.words + others, layout, tensors
 
     def _lay_out(self, *integers: Any) -> Layout:
         """Check the integers of a call and return what they decide."""
@@ -110,8 +124,12 @@ class Signature:
             if not is_inside or value % argument.multiple_of:
                 self._explain_integer(argument, value)
         scalars = MappingProxyType({a.name: value for a, value in zip(self._integers, integers, strict=True)})
-        elements = (0 if a.elements is None else a.elements(scalars) for a in self._dense)
-        return Layout(scalars, tuple(elements))
+        elements = (0 if a.elements is None else a.elements(scalars) for a in self._tensors)
+        return Layout(scalars, self._pack_integers(*integers), tuple(elements), TensorLooks(self._guards))
+
+    def _other_words(self, values: tuple[Any, ...]) -> bytes:
+        """Return the words of the numbers that are no integers."""
+        return self._pack_others(*map(self._bits, self._others, self._pick_others(values)))
 
     def _bits(self, argument: Argument, value: Any) -> int:
         """Return a truth value or the bits of a floating-point number as the word that the driver reads."""
@@ -125,21 +143,23 @@ class Signature:
             return ctypes.c_uint32.from_buffer_copy(ctypes.c_float(value)).value
         return ctypes.c_int64.from_buffer_copy(ctypes.c_double(value)).value
 
-    def _strided_address(self, argument: Argument, value: Any, scalars: Scalars) -> int:
-        """Return the address of a tensor that need not be contiguous."""
-        elements = 0 if argument.elements is None else argument.elements(scalars)
-        if (
-            isinstance(value, self._tensor)
-            and value.dtype is self.device.dtypes[argument.dtype]
-            and value.device == self.device.torch_device
-            and count_elements(value, argument) >= elements
-        ):
-            address: int = value.data_ptr()
-            if address % argument.alignment == 0:
-                return address
-        self._explain_tensor(argument, value, elements)
+    def _check_tensors(self, tensors: Sequence[Any], layout: Layout) -> list[int]:
+        """Check every tensor of a call and return their addresses."""
+        kind, where, addresses = self._tensor, self.device.torch_device, []
+        for value, argument, dtype, elements in zip(tensors, self._tensors, self._dtypes, layout.elements, strict=True):
+            if (
+                not isinstance(value, kind)
+                or value.dtype is not dtype
+                or value.device != where
+                or (argument.is_contiguous and not value.is_contiguous())
+                or count_elements(value, argument) < elements
+                or (address := value.data_ptr()) % argument.alignment
+            ):
+                self._explain_tensor(argument, value, elements)
+            addresses.append(address)
+        return addresses
 
-    def _in_order(self, values: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def _in_order(self, values: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
         names = [argument.name for argument in self.arguments]
         if len(values) > len(names):
             self._refuse(f"number {len(names) + 1}", f"is one too many: it takes {', '.join(names)}")
@@ -153,7 +173,7 @@ class Signature:
         for name in names:
             if name not in given:
                 self._refuse(name, f"is missing: it takes {', '.join(names)}")
-        return [given[name] for name in names]
+        return tuple(given[name] for name in names)
 
     def _explain_integer(self, argument: Argument, value: Any) -> NoReturn:
         if type(value) is not int:
@@ -184,11 +204,17 @@ class Signature:
         raise InvalidArgument(self.name, argument, reason)
 
 
-def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Return what takes the values at some places out of all values."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda values: tuple(values[place] for place in places)
+    first, behind = (places[0], places[-1] + 1) if places else (0, 0)
+    is_row = list(places) == list(range(first, behind))
+    return itemgetter(slice(first, behind)) if is_row else itemgetter(*places)
+
+
+def packer(arguments: Sequence[Argument]) -> Callable[..., bytes]:
+    """Return what packs the words of arguments: sizes of C, since they pack several times as fast as long integers."""
+    codes = ("N" if a.is_pointer or a.dtype.startswith("u") else "n" for a in arguments)
+    return Struct(f"@{''.join(codes)}").pack
 
 
 def largest_value(argument: Argument) -> int:

@@ -2,63 +2,62 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from struct import Struct
 from typing import Any, TypeAlias
 
-from planfreeze.family import Argument, Grid, LaunchInfo
+from planfreeze.family import Grid, LaunchInfo
 
-__all__ = ["DriverLaunch", "ParameterLayout", "Parameters", "choose_launch", "launch_nothing"]
+__all__ = ["DriverLaunch", "ParameterLayout", "Parameters", "choose_launch"]
 
 DriverLaunch: TypeAlias = Callable[[Grid, int, int], Any]
 """The driver's call with everything but the grid, the address of the parameters, and the stream filled in."""
 
 
 class ParameterLayout:
-    """How the words of a program's calls lie in memory: eight bytes each, and behind them the address of each.
+    """How the words of a program's calls lie in memory: eight bytes each, and behind them where each argument is.
 
     Parameters
     ----------
-    arguments : tuple of Argument
-        The kernel's parameters in order.
+    places : sequence of int
+        The arguments' places in the order of the words.
     padding : int
         Parameters behind them that are zero.
     """
 
-    def __init__(self, arguments: tuple[Argument, ...], padding: int) -> None:
-        codes = "".join("Q" if a.is_pointer or a.dtype.startswith("u") else "q" for a in arguments)
-        self.words = Struct(f"={codes}")
-        self.count = len(arguments) + padding
-        self.addresses = Struct(f"={self.count}Q")
+    def __init__(self, places: Sequence[int], padding: int) -> None:
+        self.words_bytes = 8 * len(places)
+        self.count = len(places) + padding
+        words = sorted(range(len(places)), key=places.__getitem__)
+        self.offsets = tuple(8 * word for word in (*words, *range(len(places), self.count)))
         # Kept here, since ctypes forgets the type of an array, and makes it again, when nobody holds it.
-        self.memory = ctypes.c_int64 * (2 * self.count)
+        self.memory = ctypes.c_uint64 * (2 * self.count)
 
 
 class Parameters:
-    """The parameters of a launch, as the driver reads them."""
+    """The parameters of a launch, as the driver reads them.
+
+    Attributes
+    ----------
+    words : memoryview
+        The words of the arguments, to be set as a whole; the driver copies them while it launches.
+    address : int
+        Where the addresses of the parameters are.
+    """
 
     def __init__(self, layout: ParameterLayout) -> None:
-        self._memory = layout.memory()
-        first = ctypes.addressof(self._memory)
-        self.address = first + layout.addresses.size
-        layout.addresses.pack_into(self._memory, layout.addresses.size, *range(first, self.address, 8))
-        self._fill = layout.words.pack_into
-
-    def fill(self, words: Sequence[int]) -> None:
-        """Set the words of the arguments; the driver copies them while it launches."""
-        self._fill(self._memory, 0, *words)
-
-
-def launch_nothing(driver: Any) -> DriverLaunch:
-    """Return what stands for the driver's call where there are no blocks to launch."""
-    nothing = (driver.CUresult.CUDA_SUCCESS,)
-    return lambda grid, address, stream: nothing
+        memory = layout.memory()
+        first = ctypes.addressof(memory)
+        memory[layout.count :] = [first + offset for offset in layout.offsets]
+        self.words = memoryview(memory).cast("B")[: layout.words_bytes]
+        self.address = first + 8 * layout.count
 
 
 def choose_launch(driver: Any, function: Any, info: LaunchInfo, *, is_programmatic: bool) -> DriverLaunch:
     """Return the driver's call of a function."""
     if info.cluster == (1, 1, 1) and not info.is_cooperative and not is_programmatic:
-        launch, block, shared_bytes = driver.cuLaunchKernel, info.block, info.shared_bytes
-        return lambda grid, address, stream: launch(function, *grid, *block, shared_bytes, stream, address, 0)
+        launch, (x, y, z), shared_bytes = driver.cuLaunchKernel, info.block, info.shared_bytes
+        return lambda grid, address, stream: launch(
+            function, grid[0], grid[1], grid[2], x, y, z, shared_bytes, stream, address, 0
+        )
     attributes = launch_attributes(driver, info, is_programmatic=is_programmatic)
     launch, make_stream = driver.cuLaunchKernelEx, driver.CUstream
     # Grid and stream are part of what the driver reads, so that a launch has a configuration to itself.

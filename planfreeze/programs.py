@@ -10,7 +10,7 @@ from planfreeze.device import Device
 from planfreeze.errors import DriverRefused, InvalidArgument, LaunchFailed, SessionState, WrongDevice
 from planfreeze.family import Grid
 from planfreeze.inspection import find_tools
-from planfreeze.launching import DriverLaunch, ParameterLayout, Parameters, choose_launch, launch_nothing
+from planfreeze.launching import DriverLaunch, ParameterLayout, Parameters, choose_launch
 from planfreeze.resolve import ResolvedProgram
 
 __all__ = ["Bound", "Program"]
@@ -58,7 +58,8 @@ class Program:
             raise WrongDevice(self.name, target.arch, device.name, device.capability)
         arguments = self.definition.arguments
         self._signature = Signature(self.name, arguments, device)
-        self._parameters = ParameterLayout(arguments, len(resolved.record.parameter_bytes) - len(arguments))
+        padding = len(resolved.record.parameter_bytes) - len(arguments)
+        self._parameters = ParameterLayout(self._signature.places, padding)
         self._library, self._function = device.run_in_context(lambda: self._load(resolved))
         self.resident_blocks = device.sm_count * device.run_in_context(self._occupancy)
         if self.resident_blocks == 0:
@@ -122,7 +123,8 @@ class Program:
         self.refuse_unloaded()
         words, layout, kept = self._signature.check(values, named)
         bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)
-        bound.fill(words, self._known_grid(layout) if grid is None else check_grid(self.name, grid), kept)
+        bound.words[:], bound.kept = words, kept
+        bound.grid = self._known_grid(layout) if grid is None else check_grid(self.name, grid)
         return bound
 
     def launch(
@@ -141,7 +143,7 @@ class Program:
             bound = idle.pop()
         except IndexError:  # the first one, or other threads are launching with all there are
             bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)
-        bound.fill(words, blocks, ())
+        bound.words[:], bound.grid = words, blocks
         bound.launch(stream)
         idle.append(bound)
 
@@ -201,22 +203,27 @@ def check_grid(name: str, grid: Sequence[int]) -> Grid:
 
 
 class Bound:
-    """A program with checked arguments. ``launch`` is one driver call: no check, no file, no allocation on a device."""
+    """A program with checked arguments. ``launch`` is one driver call: no check, no file, no allocation on a device.
+
+    Attributes
+    ----------
+    words : memoryview
+        The arguments as the driver reads them.
+    grid : (int, int, int)
+        The blocks; without any, nothing is launched.
+    kept : tuple
+        Tensors to keep alive.
+    """
+
+    grid: Grid
+    kept: tuple[Any, ...] = ()
 
     def __init__(self, program: Program, *, is_programmatic: bool) -> None:
         self.program = program
         self.is_programmatic = is_programmatic
-        self._parameters = Parameters(program._parameters)
-        self._address = self._parameters.address
-        self._chosen_launch = program.driver_launch(is_programmatic=is_programmatic)
-
-    def fill(self, words: Sequence[int], grid: Grid, kept: tuple[Any, ...]) -> None:
-        """Set what is launched: the arguments' words, the blocks, and tensors to keep alive."""
-        self._parameters.fill(words)
-        self.grid = grid
-        self.kept = kept
-        self._counted = int(0 not in grid)
-        self._driver_launch = self._chosen_launch if self._counted else launch_nothing(self.program.device.driver)
+        parameters = Parameters(program._parameters)
+        self.words, self._address = parameters.words, parameters.address
+        self._driver_launch = program.driver_launch(is_programmatic=is_programmatic)
 
     def launch(self, stream: Any = None) -> None:
         """Launch on ``stream``: torch's current one unless given.
@@ -233,12 +240,15 @@ class Bound:
         try:
             if program._refusal:
                 program.refuse_unloaded()
-            device = program.device
-            handle = device._current_stream(device.ordinal) if stream is None else device.stream_handle(stream)
-            (status,) = self._driver_launch(self.grid, self._address, handle)
-            if status.value:
-                self._launch_in_context(status, handle)
-            program.launches += self._counted
+            device, launch = program.device, self._driver_launch
+            current_stream = device._current_stream
+            handle = current_stream(device.ordinal) if stream is None else device.stream_handle(stream)
+            grid = self.grid
+            if 0 not in grid:
+                (status,) = launch(grid, self._address, handle)
+                if status and status.value:  # a number, whose truth costs less than its value
+                    self._launch_in_context(status, handle)
+                program.launches += 1
         finally:
             program._left += 1
 

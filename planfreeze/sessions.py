@@ -232,9 +232,12 @@ class Session:
         payload, passed = family.select(*values, **named)
         return self.program(payload).bind(*passed, grid=grid)
 
-    def launch(self, family: DeclaredFamily, *values: Any, stream: Any = None, **named: Any) -> None:
+    def launch(
+        self, family: DeclaredFamily, *values: Any, stream: Any = None, grid: Sequence[int] | None = None, **named: Any
+    ) -> None:
         """Launch the variant of a declared family that a call takes; see :meth:`bind`."""
-        self.bind(family, *values, **named).launch(stream)
+        payload, passed = family.select(*values, **named)
+        self.program(payload).launch(*passed, stream=stream, grid=grid)
 
     def close(self) -> None:
         """Open the roads again and unload every program; a kept program then raises.
