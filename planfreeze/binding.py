@@ -8,8 +8,8 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from planfreeze.declared.specialization import INTEGER_LIMITS
 from planfreeze.device import Device
+from planfreeze.dtypes import INTEGER_LIMITS
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Scalars
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgpack
 
+from planfreeze.choices import Choice
 from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedPlan, PlanTooNew
 from planfreeze.family import Family
-from planfreeze.plans import Choice, build_command, plan_name
+from planfreeze.plan_names import build_command, plan_name
 from planfreeze.sources import Sources
 
 __all__ = ["PLAN_FORMAT", "FrozenPlan", "PlanEntry", "PlanFamily", "freeze_families"]

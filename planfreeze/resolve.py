@@ -25,7 +25,7 @@ from planfreeze.family import Definition, load_family
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry
 from planfreeze.inspection import inspect_cubin
 from planfreeze.payload import Payload
-from planfreeze.plans import build_arguments, recording_arguments
+from planfreeze.plan_names import build_arguments, recording_arguments
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import check_sources
 from planfreeze.spellings import nearest_spelling

@@ -4,16 +4,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from planfreeze.cache.readable import ReadableStore
-from planfreeze.declared import DeclaredFamily
 from planfreeze.device import Device
 from planfreeze.errors import PlansDisagree, SessionState, UnplannedProgram
-from planfreeze.explanations import describe_nearest
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, Guard, Mode, road_names
-from planfreeze.nearest import explain_attempt
 from planfreeze.payload import Payload
 from planfreeze.plan_sources import PlanSource
 from planfreeze.processes import watch_forks
@@ -29,6 +26,9 @@ from planfreeze.resolve import (
 )
 from planfreeze.statistics import Statistics
 from planfreeze.uses import note_session
+
+if TYPE_CHECKING:
+    from planfreeze.declared import DeclaredFamily
 
 __all__ = ["Session"]
 
@@ -212,7 +212,7 @@ class Session:
                 program = self._programs.get(payload.digest) or self._load(payload)
         return program
 
-    def bind(self, family: DeclaredFamily, *values: Any, grid: Sequence[int] | None = None, **named: Any) -> Bound:
+    def bind(self, family: "DeclaredFamily", *values: Any, grid: Sequence[int] | None = None, **named: Any) -> Bound:
         """Check a call of a declared family and return its variant ready to launch.
 
         Parameters
@@ -232,7 +232,7 @@ class Session:
         payload, passed = family.select(*values, **named)
         return self.program(payload).bind(*passed, grid=grid)
 
-    def launch(self, family: DeclaredFamily, *values: Any, stream: Any = None, **named: Any) -> None:
+    def launch(self, family: "DeclaredFamily", *values: Any, stream: Any = None, **named: Any) -> None:
         """Launch the variant of a declared family that a call takes; see :meth:`bind`."""
         self.bind(family, *values, **named).launch(stream)
 
@@ -268,6 +268,8 @@ class Session:
     def _load(self, payload: Payload) -> Program:
         self._refuse_closed()
         if self.is_frozen or payload.digest not in self._planned:
+            from planfreeze.explanations import describe_nearest  # not needed to serve
+
             planned = [known.payload for known, _ in self._planned.values()]
             command = self._plans[0][0].build_command if self._plans else "planfreeze build --model MODEL --tp N"
             raise UnplannedProgram(program_name(payload), describe_nearest(payload, planned, command))
@@ -277,6 +279,8 @@ class Session:
         return program
 
     def _explain(self, attempt: Attempt) -> str:
+        from planfreeze.nearest import explain_attempt  # not needed to serve
+
         plans = ", ".join(f"{plan.name} ({len(plan.entries)} programs)" for plan, _ in self._plans)
         planned = [known for known, _ in self._planned.values()]
         return explain_attempt(attempt, planned, plans, self._plans[0][0].build_command)

@@ -33,7 +33,7 @@ LAYERS = (
         "toolchain",
         "entry_points",
     ),
-    ("target", "payload", "family", "constants", "occupancy", "notes"),
+    ("target", "payload", "family", "choices", "constants", "occupancy", "notes", "plan_names"),
     ("declared", "declarations"),
     ("recorded",),
     ("key", "record", "inspection"),

@@ -10,7 +10,8 @@ from planfreeze.errors import DamagedPlan, InvalidModel, PlanTooNew
 from planfreeze.frozen_plans import PLAN_FORMAT, FrozenPlan, PlanEntry, PlanFamily, freeze_families
 from planfreeze.models import PlanOptions, load_model
 from planfreeze.models.model import Model
-from planfreeze.plans import Plan, build_arguments, build_command, make_plan, recording_arguments
+from planfreeze.plan_names import build_arguments, build_command, recording_arguments
+from planfreeze.plans import Plan, make_plan
 from planfreeze.sources import Sources
 from planfreeze.target import target
 
