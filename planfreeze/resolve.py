@@ -221,8 +221,8 @@ def check_kernels(plan: FrozenPlan) -> None:
     """
     differing = tuple(
         f"{family.reference} ({', '.join(modules)})"
-        for family in plan.families
-        if (modules := check_sources(family.sources))
+        for family, modules in zip(plan.families, check_sources([f.sources for f in plan.families]), strict=True)
+        if modules
     )
     if differing:
         raise KernelsDiffer(plan.name, differing, plan.build_command)
