@@ -246,8 +246,15 @@ def planned_programs(plan: FrozenPlan) -> tuple[PlannedProgram, ...]:
     return tuple(programs)
 
 
-def resolve_plan(plan: FrozenPlan, store: ReadableStore) -> Resolution:
+def resolve_plan(
+    plan: FrozenPlan, store: ReadableStore, planned: tuple[PlannedProgram, ...] | None = None
+) -> Resolution:
     """Read, hash and check every program of a frozen plan.
+
+    Parameters
+    ----------
+    planned : tuple of PlannedProgram, optional
+        Its programs, where :func:`planned_programs` was asked before.
 
     Raises
     ------
@@ -257,13 +264,13 @@ def resolve_plan(plan: FrozenPlan, store: ReadableStore) -> Resolution:
     programs: list[ResolvedProgram] = []
     missing: list[str] = []
     damaged: list[str] = []
-    for planned in planned_programs(plan):
+    for program in planned_programs(plan) if planned is None else planned:
         try:
-            programs.append(resolve_program(planned, store))
+            programs.append(resolve_program(program, store))
         except MissingEntry:
-            missing.append(program_name(planned.payload))
+            missing.append(program_name(program.payload))
         except (DamagedEntry, DamagedRecord, InvalidCubin, UnexpectedCubin, WrongArch) as error:
-            damaged.append(f"{program_name(planned.payload)}: {error}")
+            damaged.append(f"{program_name(program.payload)}: {error}")
     return Resolution(
         plan=plan,
         store=str(store.path),

@@ -79,7 +79,7 @@ class Session:
         self.has_frozen = False
         self._source = PlanSource(store=store, is_builder=build, is_trusted=is_trusted, trusted_keys=trusted_keys)
         self._planned: dict[str, tuple[PlannedProgram, ReadableStore]] = {}
-        self._plans: list[tuple[FrozenPlan, ReadableStore]] = []
+        self._plans: list[tuple[FrozenPlan, ReadableStore, tuple[PlannedProgram, ...]]] = []
         self._programs: dict[str, Program] = {}
         self._device: Device | None = None
         self._guard: Guard | None = None
@@ -104,7 +104,7 @@ class Session:
     @property
     def plans(self) -> tuple[FrozenPlan, ...]:
         """The prepared plans."""
-        return tuple(plan for plan, _ in self._plans)
+        return tuple(plan for plan, *_ in self._plans)
 
     @property
     def attempts(self) -> Mapping[str, int]:
@@ -120,7 +120,7 @@ class Session:
             attempts={road: counted.get(road, 0) for road in road_names()},
             programs=len(self._programs),
             program_launches={program.name: program.launches for program in self._programs.values()},
-            plans={plan.name: plan.root for plan, _ in self._plans},
+            plans={plan.name: plan.root for plan in self.plans},
         )
 
     def prepare(self, plan: str) -> Self:
@@ -143,13 +143,14 @@ class Session:
                 raise SessionState(f"{plan} cannot be prepared: the session is frozen", "prepare() before freeze()")
             found, store = self._source.find(PlanReference.parse(plan))
             check_kernels(found)
-            planned = {program.payload.digest: (program, store) for program in planned_programs(found)}
+            programs = planned_programs(found)
+            planned = {program.payload.digest: (program, store) for program in programs}
             for digest, (program, _) in planned.items():
                 known = self._planned.get(digest)
                 if known is not None and known[0].entry.blob != program.entry.blob:
                     raise PlansDisagree(program_name(program.payload), found.name, known[0].target.arch)
             self._planned.update(planned)
-            self._plans.append((found, store))
+            self._plans.append((found, store, programs))
             return self
 
     def freeze(self, guard: Mode = "raise") -> Self:
@@ -178,7 +179,7 @@ class Session:
             if not self._plans:
                 raise SessionState("the session has no plan", "prepare(PLAN), or set PLANFREEZE_PLAN")
             sentinel = Guard(mode=guard, explain=self._explain)
-            resolved = [program for plan, store in self._plans for program in resolve_plan(plan, store).check()]
+            resolved = [program for prepared in self._plans for program in resolve_plan(*prepared).check()]
             loaded: dict[str, Program] = {}
             with ExitStack() as undo:
                 for program in resolved:
@@ -281,7 +282,7 @@ class Session:
     def _explain(self, attempt: Attempt) -> str:
         from planfreeze.nearest import explain_attempt  # not needed to serve
 
-        plans = ", ".join(f"{plan.name} ({len(plan.entries)} programs)" for plan, _ in self._plans)
+        plans = ", ".join(f"{plan.name} ({len(plan.entries)} programs)" for plan in self.plans)
         planned = [known for known, _ in self._planned.values()]
         return explain_attempt(attempt, planned, plans, self._plans[0][0].build_command)
 

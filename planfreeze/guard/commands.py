@@ -42,7 +42,7 @@ COMPILERS = (
     # build drivers
     ("ninja", "ninja-build", "make", "gmake", "cmake"),
 )
-NAME = re.compile(
+NAME = (  # compiled when a process starts another one
     r"(?:(?:x86_64|i\d86|aarch64|arm\w*|powerpc\w*|riscv\w*|s390x|loongarch\w*|nvptx\w*|amdgcn)-(?:\w+-)*)?"
     rf"(?:{'|'.join(re.escape(name) for names in COMPILERS for name in names)})"
     # Triton's second assembler is ptxas-blackwell.
@@ -97,7 +97,7 @@ def find_compilers(executable: str, arguments: tuple[str, ...], path: str | None
     if depth == 0:
         return
     names = names_of(executable, path)
-    if any(NAME.fullmatch(name) for name in names):
+    if any(re.fullmatch(NAME, name) for name in names):
         if not is_query(names, arguments):
             yield executable, arguments
     elif SHELLS.intersection(names):
