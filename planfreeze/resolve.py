@@ -219,11 +219,8 @@ def check_kernels(plan: FrozenPlan) -> None:
     KernelsDiffer
         Names the families that differ.
     """
-    differing = tuple(
-        f"{family.reference} ({', '.join(modules)})"
-        for family, modules in zip(plan.families, check_sources([f.sources for f in plan.families]), strict=True)
-        if modules
-    )
+    checked = zip(plan.families, check_sources([family.sources for family in plan.families]), strict=True)
+    differing = tuple(f"{family.reference} ({', '.join(modules)})" for family, modules in checked if modules)
     if differing:
         raise KernelsDiffer(plan.name, differing, plan.build_command)
 
@@ -246,14 +243,12 @@ def planned_programs(plan: FrozenPlan) -> tuple[PlannedProgram, ...]:
     return tuple(programs)
 
 
-def resolve_plan(
-    plan: FrozenPlan, store: ReadableStore, planned: tuple[PlannedProgram, ...] | None = None
-) -> Resolution:
+def resolve_plan(plan: FrozenPlan, store: ReadableStore, planned: Sequence[PlannedProgram] | None = None) -> Resolution:
     """Read, hash and check every program of a frozen plan.
 
     Parameters
     ----------
-    planned : tuple of PlannedProgram, optional
+    planned : sequence of PlannedProgram, optional
         Its programs, where :func:`planned_programs` was asked before.
 
     Raises

@@ -11,6 +11,7 @@ from planfreeze.device import Device
 from planfreeze.errors import PlansDisagree, SessionState, UnplannedProgram
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, Guard, Mode, road_names
+from planfreeze.keepers import note_session
 from planfreeze.payload import Payload
 from planfreeze.plan_sources import PlanSource
 from planfreeze.processes import watch_forks
@@ -25,7 +26,6 @@ from planfreeze.resolve import (
     resolve_program,
 )
 from planfreeze.statistics import Statistics
-from planfreeze.uses import note_session
 
 if TYPE_CHECKING:
     from planfreeze.declared import DeclaredFamily

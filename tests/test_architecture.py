@@ -19,7 +19,7 @@ FOLDERS = {
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "budgets", "exposition", "search_path", "shared_logs", "spellings", "uses"),
+    ("errors", "settings", "budgets", "exposition", "keepers", "search_path", "shared_logs", "spellings", "uses"),
     (
         "cache",
         "decoding",
