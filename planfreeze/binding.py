@@ -9,8 +9,8 @@ from struct import Struct
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from planfreeze.declared.specialization import INTEGER_LIMITS
 from planfreeze.device import Device
+from planfreeze.dtypes import INTEGER_LIMITS
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Scalars
 from planfreeze.tensor_looks import TensorLooks, find_guards

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from planfreeze.choices import Choice
 from planfreeze.explanations import describe_nearest
 from planfreeze.frozen_plans import FrozenPlan
-from planfreeze.plans import Choice
 from planfreeze.recordings import Recording
 from planfreeze.resolve import planned_programs, program_name
 

@@ -3,15 +3,18 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedPlan, PlanTooNew
 from planfreeze.family import Family
-from planfreeze.plans import Choice, build_command, plan_name
+from planfreeze.plan_names import build_command, plan_name
 from planfreeze.sources import Sources
+
+if TYPE_CHECKING:
+    from planfreeze.choices import Choice
 
 __all__ = ["PLAN_FORMAT", "FrozenPlan", "PlanEntry", "PlanFamily", "freeze_families"]
 
@@ -48,7 +51,7 @@ class FrozenPlan:
     families: tuple[PlanFamily, ...]
     entries: tuple[PlanEntry, ...]
     options: tuple[str, ...] = ()
-    choices: tuple[Choice, ...] = ()
+    choices: tuple["Choice", ...] = ()
 
     @property
     def name(self) -> str:
@@ -113,11 +116,7 @@ class FrozenPlan:
                     PlanEntry(family=family, fields=fields, key=key, record=record, blob=blob)
                     for family, fields, key, record, blob in entries
                 ),
-                choices=tuple(
-                    Choice(kernel=kernel, space=space, key=key, config=config)
-                    for choices in chosen
-                    for kernel, space, key, config in choices
-                ),
+                choices=read_choices(chosen[0]) if chosen else (),
             )
             is_canonical = plan.encode() == data and has_declared_types(plan)
         except (ValueError, TypeError) as error:
@@ -125,6 +124,13 @@ class FrozenPlan:
         if not is_canonical:
             raise DamagedPlan("it is not in canonical form")
         return plan
+
+
+def read_choices(stated: Iterable[tuple[Any, Any, Any, Any]]) -> tuple["Choice", ...]:
+    """Make choices of what a plan states of them."""
+    from planfreeze.choices import Choice  # most plans hold none
+
+    return tuple(Choice(kernel=kernel, space=space, key=key, config=config) for kernel, space, key, config in stated)
 
 
 def has_declared_types(plan: FrozenPlan) -> bool:

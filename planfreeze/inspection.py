@@ -5,7 +5,6 @@ import re
 from planfreeze.elf import Cubin, Kernel, read_cubin
 from planfreeze.errors import InvalidCubin, InvalidHostObject, UnexpectedCubin, WrongArch
 from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource
-from planfreeze.host_objects import is_host_object, read_host_object
 from planfreeze.target import Target
 
 __all__ = ["find_tools", "inspect_cubin"]
@@ -80,6 +79,8 @@ def inspect_function(name: str, data: bytes, target: Target) -> Kernel:
 
     A function that launches none is its host object.
     """
+    from planfreeze.host_objects import is_host_object, read_host_object  # not needed for programs without host code
+
     if is_host_object(data):
         try:
             read_host_object(data)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from planfreeze.errors import SourceUnreadable
 
-__all__ = ["find_source", "is_beside", "package_of"]
+__all__ = ["Specs", "find_source", "is_beside", "package_of"]
 
 Specs: TypeAlias = dict[str, importlib.machinery.ModuleSpec | None]
 

@@ -1,8 +1,6 @@
 """Plans: the payloads of a model, of families or of a recorded run on a target."""
 
 import hashlib
-import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,51 +8,24 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from planfreeze.budgets import Budget
-from planfreeze.entry_points import FAMILIES, has_entry_point
+from planfreeze.choices import Choice
 from planfreeze.errors import EmptyPlan, InvalidModel, PlanfreezeError
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
-from planfreeze.payload import Field, Payload
+from planfreeze.payload import Payload
+from planfreeze.plan_names import FAMILY_OPTION, build_command, plan_name
 from planfreeze.target import Target
 
 if TYPE_CHECKING:
     from planfreeze.declared import DeclaredFamily
 
 __all__ = [
-    "Choice",
     "Plan",
-    "build_arguments",
-    "build_command",
     "make_plan",
     "plan_families",
-    "plan_name",
-    "recording_arguments",
 ]
 
-FAMILY_OPTION = "--family"
 MAX_JOINED = 120
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What an autotuner chose for one tuning key.
-
-    Parameters
-    ----------
-    kernel : str
-        The tuned kernel, as "module:qualified name".
-    space : str
-        Digest of what it chose among; a choice counts for the same configurations alone.
-    key : tuple of Field
-        The tuning key.
-    config : tuple of (str, Field)
-        The chosen configuration: constants and options by name.
-    """
-
-    kernel: str
-    space: str
-    key: tuple[Field, ...]
-    config: tuple[tuple[str, Field], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,37 +76,6 @@ class Plan:
         families = {family.name: family for family, _ in self.programs}.values()
         declared = (family for family in families if isinstance(family, DeclaredFamily))
         return tuple(f"{family.name}: {advice}" for family in declared for advice in family.advice())
-
-
-def plan_name(model: str, tp: int, arch: str) -> str:
-    """Return the reference name of a plan; one that is no model's says nothing of ranks."""
-    return f"{model}-tp{tp}-{arch}" if tp else f"{model}-{arch}"
-
-
-def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> str:
-    """Return the command that builds a plan; a later ``--model`` among the options counts, ``--family`` alone does."""
-    stated = dict(zip(options[::2], options[1::2], strict=True))
-    if FAMILY_OPTION in stated:
-        return shlex.join(["planfreeze", "build", FAMILY_OPTION, stated[FAMILY_OPTION], "--arch", arch])
-    arguments = ({"--model": model, "--tp": str(tp)} if tp else {}) | {"--arch": arch} | stated
-    return shlex.join(["planfreeze", "build", *(part for pair in arguments.items() for part in pair)])
-
-
-def build_arguments(name: str) -> tuple[str, ...] | None:
-    """Return the build's arguments for a plan's reference name, or None when it is not one."""
-    found = re.fullmatch(r"(?P<model>.+)-tp(?P<tp>[0-9]+)-(?P<arch>sm_[0-9]+a)", name)
-    families = found["model"].split("-and-") if found and found["tp"] == "1" else [""]
-    if found and all(has_entry_point(FAMILIES, family) for family in families):
-        return (FAMILY_OPTION, ",".join(families), "--arch", found["arch"])
-    return found and ("--model", found["model"], "--tp", found["tp"], "--arch", found["arch"])
-
-
-def recording_arguments(name: str) -> tuple[str, ...]:
-    """Return the build's arguments for a name that is no model's plan: of a recording, its file, or nothing known."""
-    if name.endswith(".json"):
-        return ("--plan", name)
-    found = re.fullmatch(r"(?P<stem>.+)-(?P<arch>sm_[0-9]+a)", name)
-    return ("--plan", f"{found['stem']}.json", "--arch", found["arch"]) if found else ("--model", "MODEL", "--tp", "N")
 
 
 def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, source: str | None = None) -> Plan:

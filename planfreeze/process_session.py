@@ -3,7 +3,6 @@
 import threading
 from pathlib import Path
 
-from planfreeze.cache.pack import Pack
 from planfreeze.errors import SessionState
 from planfreeze.sessions import Session
 from planfreeze.settings import Settings, read_settings, store_path
@@ -77,4 +76,6 @@ def packed_plans(place: Path, settings: Settings) -> tuple[str, ...]:
     """Return the names of all plans of a pack; none for a store."""
     if not place.is_file():
         return ()
+    from planfreeze.cache.pack import Pack  # not needed to serve from a store
+
     return tuple(Pack.open(place, trusted_keys=settings.trusted_keys).list_refs())

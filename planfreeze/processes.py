@@ -10,7 +10,7 @@ from typing import Protocol
 
 from planfreeze.errors import PlanMissing
 from planfreeze.guard.children import without_guard
-from planfreeze.plans import build_arguments
+from planfreeze.plan_names import build_arguments
 from planfreeze.resolve import PlanReference
 
 __all__ = ["build_in_child", "watch_forks"]

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planfreeze.choices import Choice
 from planfreeze.errors import InvalidRecording, PlanfreezeError, RecordedOtherwise, RecordingUnwritable
 from planfreeze.family import Family, load_family
 from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.payload import Field, Payload, freeze_lists
-from planfreeze.plans import Choice, Plan
+from planfreeze.plans import Plan
 from planfreeze.target import Target
 
 __all__ = [

@@ -10,7 +10,8 @@ from planfreeze.errors import DamagedEntry, DamagedPlan, MissingEntry, Planfreez
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import Holding, find_holding
 from planfreeze.keyed import KeyedProgram, key_plan
-from planfreeze.plans import Plan, build_arguments, build_command
+from planfreeze.plan_names import build_arguments, build_command
+from planfreeze.plans import Plan
 from planfreeze.resolve import check_kernels, planned_programs
 from planfreeze.slots import build_programs
 from planfreeze.target import target

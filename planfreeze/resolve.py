@@ -25,7 +25,7 @@ from planfreeze.family import Definition, load_family
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry
 from planfreeze.inspection import inspect_cubin
 from planfreeze.payload import Payload
-from planfreeze.plans import build_arguments, recording_arguments
+from planfreeze.plan_names import build_arguments, recording_arguments
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import check_sources
 from planfreeze.spellings import nearest_spelling
@@ -219,11 +219,8 @@ def check_kernels(plan: FrozenPlan) -> None:
     KernelsDiffer
         Names the families that differ.
     """
-    differing = tuple(
-        f"{family.reference} ({', '.join(modules)})"
-        for family in plan.families
-        if (modules := check_sources(family.sources))
-    )
+    checked = zip(plan.families, check_sources([family.sources for family in plan.families]), strict=True)
+    differing = tuple(f"{family.reference} ({', '.join(modules)})" for family, modules in checked if modules)
     if differing:
         raise KernelsDiffer(plan.name, differing, plan.build_command)
 
@@ -246,8 +243,13 @@ def planned_programs(plan: FrozenPlan) -> tuple[PlannedProgram, ...]:
     return tuple(programs)
 
 
-def resolve_plan(plan: FrozenPlan, store: ReadableStore) -> Resolution:
+def resolve_plan(plan: FrozenPlan, store: ReadableStore, planned: Sequence[PlannedProgram] | None = None) -> Resolution:
     """Read, hash and check every program of a frozen plan.
+
+    Parameters
+    ----------
+    planned : sequence of PlannedProgram, optional
+        Its programs, where :func:`planned_programs` was asked before.
 
     Raises
     ------
@@ -257,13 +259,13 @@ def resolve_plan(plan: FrozenPlan, store: ReadableStore) -> Resolution:
     programs: list[ResolvedProgram] = []
     missing: list[str] = []
     damaged: list[str] = []
-    for planned in planned_programs(plan):
+    for program in planned_programs(plan) if planned is None else planned:
         try:
-            programs.append(resolve_program(planned, store))
+            programs.append(resolve_program(program, store))
         except MissingEntry:
-            missing.append(program_name(planned.payload))
+            missing.append(program_name(program.payload))
         except (DamagedEntry, DamagedRecord, InvalidCubin, UnexpectedCubin, WrongArch) as error:
-            damaged.append(f"{program_name(planned.payload)}: {error}")
+            damaged.append(f"{program_name(program.payload)}: {error}")
     return Resolution(
         plan=plan,
         store=str(store.path),

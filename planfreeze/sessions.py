@@ -4,16 +4,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from planfreeze.cache.readable import ReadableStore
-from planfreeze.declared import DeclaredFamily
 from planfreeze.device import Device
 from planfreeze.errors import PlansDisagree, SessionState, UnplannedProgram
-from planfreeze.explanations import describe_nearest
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, Guard, Mode, road_names
-from planfreeze.nearest import explain_attempt
+from planfreeze.keepers import note_session
 from planfreeze.payload import Payload
 from planfreeze.plan_sources import PlanSource
 from planfreeze.processes import watch_forks
@@ -28,7 +26,9 @@ from planfreeze.resolve import (
     resolve_program,
 )
 from planfreeze.statistics import Statistics
-from planfreeze.uses import note_session
+
+if TYPE_CHECKING:
+    from planfreeze.declared import DeclaredFamily
 
 __all__ = ["Session"]
 
@@ -59,8 +59,7 @@ class Session:
 
     Examples
     --------
-    >>> session = planfreeze.session("ds41-tp4-sm_90a", store="/srv/store")  # doctest: +SKIP
-    >>> session.freeze()  # doctest: +SKIP
+    >>> session = planfreeze.session("ds41-tp4-sm_90a", store="/srv/store").freeze()  # doctest: +SKIP
     >>> session.program(TopkSumPayload(hidden=5120, top_k=6)).bind(rows, out, 8).launch()  # doctest: +SKIP
     """
 
@@ -79,7 +78,7 @@ class Session:
         self.has_frozen = False
         self._source = PlanSource(store=store, is_builder=build, is_trusted=is_trusted, trusted_keys=trusted_keys)
         self._planned: dict[str, tuple[PlannedProgram, ReadableStore]] = {}
-        self._plans: list[tuple[FrozenPlan, ReadableStore]] = []
+        self._plans: list[tuple[FrozenPlan, ReadableStore, tuple[PlannedProgram, ...]]] = []
         self._programs: dict[str, Program] = {}
         self._device: Device | None = None
         self._guard: Guard | None = None
@@ -104,7 +103,7 @@ class Session:
     @property
     def plans(self) -> tuple[FrozenPlan, ...]:
         """The prepared plans."""
-        return tuple(plan for plan, _ in self._plans)
+        return tuple(plan for plan, *_ in self._plans)
 
     @property
     def attempts(self) -> Mapping[str, int]:
@@ -120,7 +119,7 @@ class Session:
             attempts={road: counted.get(road, 0) for road in road_names()},
             programs=len(self._programs),
             program_launches={program.name: program.launches for program in self._programs.values()},
-            plans={plan.name: plan.root for plan, _ in self._plans},
+            plans={plan.name: plan.root for plan in self.plans},
         )
 
     def prepare(self, plan: str) -> Self:
@@ -143,13 +142,14 @@ class Session:
                 raise SessionState(f"{plan} cannot be prepared: the session is frozen", "prepare() before freeze()")
             found, store = self._source.find(PlanReference.parse(plan))
             check_kernels(found)
-            planned = {program.payload.digest: (program, store) for program in planned_programs(found)}
+            programs = planned_programs(found)
+            planned = {program.payload.digest: (program, store) for program in programs}
             for digest, (program, _) in planned.items():
                 known = self._planned.get(digest)
                 if known is not None and known[0].entry.blob != program.entry.blob:
                     raise PlansDisagree(program_name(program.payload), found.name, known[0].target.arch)
             self._planned.update(planned)
-            self._plans.append((found, store))
+            self._plans.append((found, store, programs))
             return self
 
     def freeze(self, guard: Mode = "raise") -> Self:
@@ -178,7 +178,7 @@ class Session:
             if not self._plans:
                 raise SessionState("the session has no plan", "prepare(PLAN), or set PLANFREEZE_PLAN")
             sentinel = Guard(mode=guard, explain=self._explain)
-            resolved = [program for plan, store in self._plans for program in resolve_plan(plan, store).check()]
+            resolved = [program for prepared in self._plans for program in resolve_plan(*prepared).check()]
             loaded: dict[str, Program] = {}
             with ExitStack() as undo:
                 for program in resolved:
@@ -212,7 +212,7 @@ class Session:
                 program = self._programs.get(payload.digest) or self._load(payload)
         return program
 
-    def bind(self, family: DeclaredFamily, *values: Any, grid: Sequence[int] | None = None, **named: Any) -> Bound:
+    def bind(self, family: "DeclaredFamily", *values: Any, grid: Sequence[int] | None = None, **named: Any) -> Bound:
         """Check a call of a declared family and return its variant ready to launch.
 
         Parameters
@@ -233,7 +233,7 @@ class Session:
         return self.program(payload).bind(*passed, grid=grid)
 
     def launch(
-        self, family: DeclaredFamily, *values: Any, stream: Any = None, grid: Sequence[int] | None = None, **named: Any
+        self, family: "DeclaredFamily", *values: Any, stream: Any = None, grid: Any = None, **named: Any
     ) -> None:
         """Launch the variant of a declared family that a call takes; see :meth:`bind`."""
         payload, passed = family.select(*values, **named)
@@ -271,6 +271,8 @@ class Session:
     def _load(self, payload: Payload) -> Program:
         self._refuse_closed()
         if self.is_frozen or payload.digest not in self._planned:
+            from planfreeze.explanations import describe_nearest  # not needed to serve
+
             planned = [known.payload for known, _ in self._planned.values()]
             command = self._plans[0][0].build_command if self._plans else "planfreeze build --model MODEL --tp N"
             raise UnplannedProgram(program_name(payload), describe_nearest(payload, planned, command))
@@ -280,7 +282,9 @@ class Session:
         return program
 
     def _explain(self, attempt: Attempt) -> str:
-        plans = ", ".join(f"{plan.name} ({len(plan.entries)} programs)" for plan, _ in self._plans)
+        from planfreeze.nearest import explain_attempt  # not needed to serve
+
+        plans = ", ".join(f"{plan.name} ({len(plan.entries)} programs)" for plan in self.plans)
         planned = [known for known, _ in self._planned.values()]
         return explain_attempt(attempt, planned, plans, self._plans[0][0].build_command)
 

@@ -19,7 +19,7 @@ import msgpack
 
 from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
 from planfreeze.memory import recall, remember
-from planfreeze.module_files import find_source, is_beside
+from planfreeze.module_files import Specs, find_source, is_beside
 
 __all__ = ["ModuleReader", "Sources", "check_sources", "find_source", "hash_source", "load_exactly", "read_sources"]
 
@@ -136,29 +136,40 @@ def read_sources(roots: Iterable[str], reader: ModuleReader | None = None) -> So
     return Sources(tuple(sorted(digests.items())))
 
 
-def check_sources(expected: Sources) -> tuple[str, ...]:
-    """Return the modules whose text here is not the text that was hashed; empty when all agree."""
-    return tuple(name for name, digest in expected.modules if hash_if_readable(name) != digest)
+def check_sources(expected: Sequence[Sources]) -> tuple[tuple[str, ...], ...]:
+    """Return of each of them the modules whose text here is not the text that was hashed; empty where all agree.
+
+    A module that several share is read once.
+    """
+    found: Specs = {}
+    names = {name for sources in expected for name, _ in sources.modules}
+    here = {name: hash_if_readable(name, found) for name in names}
+    return tuple(tuple(name for name, digest in sources.modules if here[name] != digest) for sources in expected)
 
 
-def hash_source(name: str) -> str:
+def hash_source(name: str, known: Specs | None = None) -> str:
     """Return the sha256 of one module's text.
+
+    Parameters
+    ----------
+    known : dict, optional
+        As :func:`planfreeze.module_files.find_source`.
 
     Raises
     ------
     SourceUnreadable
         The module has no Python source file.
     """
-    path = find_source(name)
+    path = find_source(name, known)
     if path is None:
         raise SourceUnreadable(name)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def hash_if_readable(name: str) -> str | None:
+def hash_if_readable(name: str, known: Specs) -> str | None:
     """Return the sha256 of one module's text, or None when it has none here."""
     try:
-        return hash_source(name)
+        return hash_source(name, known)
     except SourceUnreadable:
         return None
 

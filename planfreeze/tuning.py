@@ -6,9 +6,9 @@ from typing import Any
 
 import msgpack
 
+from planfreeze.choices import Choice
 from planfreeze.constants import freeze_constant, module_name
 from planfreeze.payload import Field
-from planfreeze.plans import Choice
 
 __all__ = ["find_config", "find_hook", "freeze_choice", "tuner_name", "tuning_space"]
 

@@ -1,36 +1,12 @@
-"""Uses of frozen plans in this process: what sessions launched, told also after they are closed."""
+"""Uses of frozen plans: what sessions launched, told also after they are closed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-__all__ = ["Uses", "gather_uses", "keep_sessions", "note_session"]
+from planfreeze.keepers import CountedSession
 
-
-class SessionStatistics(Protocol):
-    """What a session tells of itself."""
-
-    @property
-    def programs(self) -> int:
-        """Programs that were loaded."""
-
-    @property
-    def program_launches(self) -> Mapping[str, int]:
-        """Launches per program."""
-
-    @property
-    def plans(self) -> Mapping[str, str]:
-        """Root digest of every plan, by its name."""
-
-
-class CountedSession(Protocol):
-    """A session, as its uses are gathered."""
-
-    has_frozen: bool
-
-    def statistics(self) -> SessionStatistics:
-        """Return what it has seen, also when it is closed."""
+__all__ = ["Uses", "gather_uses"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +26,6 @@ class Uses:
     by_plan: Mapping[str, Mapping[str, int]]
     hits: int = 0
     unfrozen: int = 0
-
-
-# Each list gets every session that is made while it is here. A list keeps its sessions from being collected.
-keepers: list[list[CountedSession]] = []
-
-
-def keep_sessions() -> list[CountedSession]:
-    """Return a list to which every session made from now on in this process is added."""
-    made: list[CountedSession] = []
-    keepers.append(made)
-    return made
-
-
-def note_session(made: CountedSession) -> None:
-    """Tell the keepers of a new session."""
-    for keeper in keepers:
-        keeper.append(made)
 
 
 def gather_uses(sessions: Iterable[CountedSession], others: Iterable[Uses] = ()) -> Uses:

@@ -12,7 +12,7 @@ from .modules import FACADES, FRAMEWORK, imports_of, is_kernel, parse, read_modu
 
 # Lowest first. A part is a module or a package below planfreeze; it may import its own layer and those below.
 LAYERS = (
-    ("errors", "settings", "budgets", "exposition", "search_path", "shared_logs", "spellings", "uses"),
+    ("errors", "settings", "budgets", "exposition", "keepers", "search_path", "shared_logs", "spellings", "uses"),
     (
         "cache",
         "decoding",
@@ -26,7 +26,7 @@ LAYERS = (
         "toolchain",
         "entry_points",
     ),
-    ("target", "payload", "family", "constants", "occupancy", "notes"),
+    ("target", "payload", "family", "choices", "constants", "occupancy", "notes", "plan_names"),
     ("declared", "declarations"),
     ("recorded",),
     ("key", "record", "inspection"),

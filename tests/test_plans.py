@@ -8,7 +8,7 @@ import pytest
 
 from planfreeze.errors import DamagedPlan, PlanTooNew
 from planfreeze.frozen_plans import PLAN_FORMAT, FrozenPlan, PlanEntry, PlanFamily, freeze_families
-from planfreeze.plans import build_arguments, build_command, recording_arguments
+from planfreeze.plan_names import build_arguments, build_command, recording_arguments
 from planfreeze.sources import Sources
 
 PLAN = FrozenPlan(

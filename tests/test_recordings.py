@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from planfreeze.choices import Choice
 from planfreeze.errors import InvalidRecording, RecordedOtherwise, ServedElsewhere
 from planfreeze.frozen_plans import FrozenPlan
-from planfreeze.plans import Choice, Plan
+from planfreeze.plans import Plan
 from planfreeze.recorded import no_grid
 from planfreeze.recorded.triton_kernel import TritonKernelPayload, triton_kernel
 from planfreeze.recorders.tally import Tally

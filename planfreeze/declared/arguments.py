@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from planfreeze.declared.parameters import TENSOR_ALIGNMENT, Flag, Integer, Real, Tensor
-from planfreeze.declared.specialization import INTEGER_LIMITS
-from planfreeze.dtypes import ITEM_BYTES, DType
+from planfreeze.dtypes import INTEGER_LIMITS, ITEM_BYTES, DType
 from planfreeze.errors import InvalidDeclaration
 from planfreeze.family import Scalars
 

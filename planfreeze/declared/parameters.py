@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from planfreeze.declared.specialization import (
-    INTEGER_LIMITS,
     ONE,
     TYPES_BY_VALUE,
     IntegerClass,
@@ -14,7 +13,7 @@ from planfreeze.declared.specialization import (
     classify_integer,
     reachable_classes,
 )
-from planfreeze.dtypes import TRITON_TYPES, DType
+from planfreeze.dtypes import INTEGER_LIMITS, TRITON_TYPES, DType
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Scalars
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from planfreeze.dtypes import INTEGER_LIMITS
+
 __all__ = [
-    "INTEGER_LIMITS",
     "ONE",
     "TYPES_BY_VALUE",
     "IntegerClass",
@@ -23,10 +24,6 @@ Marking = Literal["specialized", "unaligned", "free", "declared"]
 (``do_not_specialize``); by nothing that is not declared, which is how CuTe kernels are compiled."""
 
 DIVISOR = 16
-INTEGER_LIMITS: dict[str, tuple[int, int]] = {
-    **{f"i{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
-}
 # The types that a parameter without annotation takes by its value, each with the values that give it.
 TYPES_BY_VALUE = (
     ("i32", *INTEGER_LIMITS["i32"]),

@@ -42,13 +42,14 @@ COMPILERS = (
     # build drivers
     ("ninja", "ninja-build", "make", "gmake", "cmake"),
 )
-NAME = re.compile(
+# Patterns are compiled when the first process is started, not whenever a guard is imported.
+NAME = (
     r"(?:(?:x86_64|i\d86|aarch64|arm\w*|powerpc\w*|riscv\w*|s390x|loongarch\w*|nvptx\w*|amdgcn)-(?:\w+-)*)?"
     rf"(?:{'|'.join(re.escape(name) for names in COMPILERS for name in names)})"
     # Triton's second assembler is ptxas-blackwell.
     r"(?:-?\d[\d.]*|-blackwell)?"
 )
-PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+PYTHON = r"(?:python|pypy)[\d.]*"
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 # Words in front of a command, and those of their options that take a word of their own.
 WRAPPERS = {
@@ -60,9 +61,9 @@ WRAPPERS = {
 }
 # Wrappers with one plain word of their own before the command.
 OPERANDS = frozenset({"timeout", "taskset", "chroot", "flock", "chrt"})
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-REDIRECTION = re.compile(r"\d*[<>]")
-SUBSTITUTION = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
+ASSIGNMENT = r"[A-Za-z_]\w*\+?="
+REDIRECTION = r"\d*[<>]"
+SUBSTITUTION = r"\$\(([^()]*)\)|`([^`]*)`"
 # Asked for one of these a compiler prints and ends, whatever else stands there; for the lone ones, if nothing does.
 QUERIES = frozenset(
     {
@@ -97,14 +98,14 @@ def find_compilers(executable: str, arguments: tuple[str, ...], path: str | None
     if depth == 0:
         return
     names = names_of(executable, path)
-    if any(NAME.fullmatch(name) for name in names):
+    if any(re.fullmatch(NAME, name) for name in names):
         if not is_query(names, arguments):
             yield executable, arguments
     elif SHELLS.intersection(names):
         yield from read_line(shell_line(arguments), path, depth - 1)
     elif wrappers := [name for name in names if name in WRAPPERS]:
         yield from read_words(skip_wrapper(wrappers[0], arguments), path, depth - 1)
-    elif any(PYTHON.fullmatch(name) for name in names):
+    elif any(re.fullmatch(PYTHON, name) for name in names):
         yield from read_python(arguments, path, depth - 1)
 
 
@@ -156,7 +157,7 @@ def read_line(line: str, path: str | None, depth: int) -> Iterator[Command]:
     for words in split_line(line):
         yield from read_words(words, path, depth)
         for word in words:
-            for inner in SUBSTITUTION.findall(word):
+            for inner in re.findall(SUBSTITUTION, word):
                 yield from read_line(" ".join(inner), path, depth - 1)
 
 
@@ -182,7 +183,7 @@ def read_words(words: tuple[str, ...], path: str | None, depth: int) -> Iterator
     """Yield the compilers of one simple command; assignments and redirections may stand before its name."""
     if depth == 0:
         return
-    while words and (ASSIGNMENT.match(words[0]) or REDIRECTION.match(words[0])):
+    while words and (re.match(ASSIGNMENT, words[0]) or re.match(REDIRECTION, words[0])):
         words = words[2:] if words[0].endswith((">", "<")) else words[1:]
     if not words:
         return

@@ -18,7 +18,6 @@ from planfreeze.guard.cupy import road as cupy_road
 from planfreeze.guard.cute import road as cute_road
 from planfreeze.guard.imports import ImportWatcher, is_importing, wait_for_imports
 from planfreeze.guard.inductor import road as inductor_road
-from planfreeze.guard.logs import write_log
 from planfreeze.guard.nvrtc import road as nvrtc_road
 from planfreeze.guard.ptx import road as ptx_road
 from planfreeze.guard.roads import Road, release_all
@@ -197,6 +196,8 @@ class Watch:
         for guard in hearing:
             guard.count(attempt)
         if self.log is not None:
+            from planfreeze.guard.logs import write_log  # here, not at the start of every guarded child
+
             write_log(self.log, attempt)
         for guard in reversed(hearing):
             guard.answer(attempt)

@@ -12,13 +12,14 @@ from planfreeze.cache.readable import open_readable
 from planfreeze.errors import PlanfreezeError
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, installed_roads, prove
+from planfreeze.keepers import keep_sessions
 from planfreeze.nearest import explain_attempt
 from planfreeze.pytest_plugin.witness import Witness
 from planfreeze.resolve import PlannedProgram, PlanReference, find_plan, planned_programs, program_name
 from planfreeze.runs.guarded import CountedAttempt, count_attempts, make_environment
 from planfreeze.runs.questions import prove_start
 from planfreeze.settings import read_settings, store_path
-from planfreeze.uses import Uses, gather_uses, keep_sessions
+from planfreeze.uses import Uses, gather_uses
 
 __all__ = ["ReplayRun", "Verdict", "judge"]
 

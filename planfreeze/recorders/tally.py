@@ -13,11 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from planfreeze.choices import Choice
 from planfreeze.constants import module_name
 from planfreeze.errors import PlanfreezeError
 from planfreeze.family import family_of
 from planfreeze.payload import Payload
-from planfreeze.plans import Choice
 from planfreeze.recordings import choice_json
 
 __all__ = ["Recorder", "Tally"]

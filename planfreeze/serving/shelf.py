@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planfreeze.choices import Choice
 from planfreeze.errors import UnservablePlan
-from planfreeze.plans import Choice
 from planfreeze.recorded.triton_companions import KEPT, TRITON_PLACE
 from planfreeze.resolve import ResolvedProgram
 from planfreeze.serving.programs import ServedPlan

@@ -8,7 +8,8 @@ import pytest
 
 from planfreeze.declared.arguments import flag, integer, real, tensor
 from planfreeze.declared.parameters import Parameter
-from planfreeze.declared.specialization import INTEGER_LIMITS, Marking, reachable_classes
+from planfreeze.declared.specialization import Marking, reachable_classes
+from planfreeze.dtypes import INTEGER_LIMITS
 from planfreeze.errors import InvalidArgument, InvalidDeclaration
 
 MARKINGS: tuple[Marking, ...] = ("specialized", "unaligned", "free")

@@ -96,7 +96,7 @@ def test_nothing_is_imported_to_find_sources(tree):
     tree(ACME | {"acme/__init__.py": bang, "acme/kernel.py": bang})
     before = set(sys.modules)
     assert "acme.space.inner" in names_of("acme.kernel")
-    assert check_sources(read_sources(["acme.kernel"])) == ()
+    assert check_sources([read_sources(["acme.kernel"])]) == ((),)
     assert {name for name in set(sys.modules) - before if name.partition(".")[0] == "acme"} == set()
 
 
@@ -176,10 +176,10 @@ def test_text_that_is_no_python_is_refused_by_module_and_file(tree, text):
 def test_check_names_the_modules_whose_text_differs_or_is_gone(tree):
     root = tree(ACME | {"acme/kernel.py": "from . import leaf, step, unused"})
     sources = read_sources(["acme.kernel"])
-    assert check_sources(sources) == ()
+    assert check_sources([sources]) == ((),)
     (root / "acme" / "leaf.py").write_text("value = 2")
     (root / "acme" / "step.py").unlink()
     py_compile.compile(str(root / "acme" / "unused.py"), cfile=str(root / "acme" / "unused.pyc"))
     (root / "acme" / "unused.py").unlink()
     importlib.invalidate_caches()
-    assert check_sources(sources) == ("acme.leaf", "acme.step", "acme.unused")
+    assert check_sources([sources]) == (("acme.leaf", "acme.step", "acme.unused"),)

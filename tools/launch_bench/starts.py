@@ -1,7 +1,8 @@
 """A fresh process on its way to its first launch: python tools/launch_bench/starts.py ROAD ..., called by bench_launch.
 
 Prints, as seconds of the machine's monotonic clock, when torch and cuda.core were imported, a context was there and the
-tensors were made, and when everything was done.
+tensors were made, and when everything was done. The caller sees to it that no module is compiled from its text in the
+measured time.
 """
 
 import json
