@@ -54,8 +54,7 @@ class Session:
 
     Notes
     -----
-    Safe to use from threads. ``close()`` waits for launches that other threads are in the middle of, and unloads the
-    programs: drop the CUDA graphs that were captured over them, before.
+    Safe to use from threads. Drop CUDA graphs that were captured over the programs before ``close()``.
 
     Examples
     --------
@@ -114,9 +113,8 @@ class Session:
         """Return what the session has seen so far; of a closed one, what it had seen when it was closed."""
         if self._last is not None:
             return self._last
-        counted = self.attempts
         return Statistics(
-            attempts={road: counted.get(road, 0) for road in road_names()},
+            attempts={road: self.attempts.get(road, 0) for road in road_names()},
             programs=len(self._programs),
             program_launches={program.name: program.launches for program in self._programs.values()},
             plans={plan.name: plan.root for plan in self.plans},
@@ -240,7 +238,7 @@ class Session:
         self.program(payload).launch(*passed, stream=stream, grid=grid)
 
     def close(self) -> None:
-        """Open the roads again and unload every program; a kept program then raises.
+        """Open the roads again and unload every program, once its launches have ended; a kept program then raises.
 
         Raises
         ------
