@@ -3,8 +3,8 @@
 Halves are those of the first projection, 64 up rows and the same 64 gate rows a stage; Rows those of the second, 128
 rows of one group. All have the same methods, so that a kernel is written once. The producer calls, for every task,
 ``look_ahead`` while the task before it is copied, then ``locate`` and ``start``; for every step ``find``, and ``copy``
-in one lane; ``lag`` steps later ``rebuild``, which turns what has landed into the fp32 plane. Once nothing is copied
-any more, ``drain`` stands in for ``find``. What it keeps between calls is in the registers that ``remember`` gives.
+in one lane; some steps later ``rebuild``, which turns what has landed into the fp32 plane. What it keeps between calls
+is in the registers that ``remember`` gives.
 ``addresses`` are the kernel's scale parameters.
 """
 
@@ -22,14 +22,18 @@ from planfreeze.kernels.mma.sm_90a import (
     rebuild_native_tail,
     selector_offset,
 )
-from planfreeze.kernels.mma.stage_sm_90a import NATIVE_SCALE_BYTES, ROWS, STAGED_GROUP_BYTES, Pipeline
+from planfreeze.kernels.mma.stage_sm_90a import (
+    GROUP_SCALE_BYTES,
+    NATIVE_SCALE_BYTES,
+    ROWS,
+    STAGED_BLOCK_BYTES,
+    Pipeline,
+)
 from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
 
 LANES = 32
-KIND_BITS = 4
-"""What :class:`InlineMemory` keeps of every step."""
 
 
 class NativeHalves:
@@ -41,13 +45,11 @@ class NativeHalves:
         The stages they are staged in.
     hidden, intermediate : int
         K and rows of each group.
-    lag : int
-        Steps from a copy to its rebuild.
     parts : int
         Parts of K, of which a task has one.
     """
 
-    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int, parts: int = 1) -> None:
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, parts: int = 1) -> None:
         self.pipeline = pipeline
         self.steps = hidden // 128 // parts
         self.group_bytes = intermediate * hidden // 32
@@ -71,10 +73,10 @@ class NativeHalves:
     @cute.jit
     def locate(self, addresses, expert, half_tile, part=0):
         """Return the address of a task's first up words and the distance of its steps, both Int64."""
-        first = Int64(half_tile >> 1) * self.row_tile_bytes + Int64(half_tile & 1) * STAGED_GROUP_BYTES
+        first = Int64(half_tile >> 1) * self.row_tile_bytes + Int64(half_tile & 1) * GROUP_SCALE_BYTES
         step = Int64(NATIVE_SCALE_BYTES)
         if half_tile == self.short_tile:
-            step = Int64(STAGED_GROUP_BYTES)
+            step = Int64(GROUP_SCALE_BYTES)
         first = first + Int64(part * self.steps) * step
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
@@ -82,13 +84,10 @@ class NativeHalves:
         """Start the copies of one step from ``source``; ``landed`` completes when they have arrived."""
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
-        size_bytes = Int32(STAGED_GROUP_BYTES)
+        size_bytes = Int32(GROUP_SCALE_BYTES)
         ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
-        ptx.copy_bulk(target + STAGED_GROUP_BYTES, source + Int64(self.group_bytes), size_bytes, landed)
-
-    def drain(self, memory):
-        """Nothing is kept."""
+        ptx.copy_bulk(target + GROUP_SCALE_BYTES, source + Int64(self.group_bytes), size_bytes, landed)
 
     def rebuild(self, memory, stage, lane, half, is_first):
         """Write the fp32 plane of a stage."""
@@ -98,11 +97,9 @@ class NativeHalves:
 class InlineMemory:
     """What a producer warp keeps of inline scales, in registers.
 
-    Of a task, step by step: headers of the tile blocks, and what kind its tiles are. Lane l has those of steps l,
-    l + 32, .. of every row group. Of a kind bits 0 and 1 are set for a row group whose tile is raw, bit 2 for a step
-    with a header that is not zero: so it is known before a step is copied whether a tile of it is raw, and before it is
-    rebuilt whether a tile has exceptions at all. ``kinds`` has those of the last steps, four bits each, the latest in
-    the lowest.
+    Of a task, step by step: the headers of the tile blocks, of which lane l has those of steps l, l + 32, .. of every
+    row group, and in every lane a bit for each step with a raw tile: so it is known before a step is copied. Of the
+    rows a lane rebuilds: the bases, and where their selectors are.
     """
 
     def __init__(self, groups, steps):
@@ -110,9 +107,8 @@ class InlineMemory:
         self.words = -(-steps // LANES)
         self.next_headers = make_words(groups * self.words)
         self.headers = make_words(groups * self.words)
-        self.own_kinds = make_words(self.words)
+        self.raw_steps = make_words(self.words)
         self.found = make_words(groups)
-        self.kinds = make_words(1)
         self.bases = make_words(4)
         self.offset = make_words(1)
 
@@ -133,41 +129,29 @@ class InlineMemory:
     def start(self):
         """Go on to the task whose headers were loaded last."""
         for word in range(self.words):
-            kind, found = Uint32(0), Uint32(0)
+            merged = Uint32(0)
             for group in range(self.groups):
                 place = group * self.words + word
-                header = self.next_headers[place]
-                self.headers[place] = header
-                kind = kind | ((header >> 31) << group)
-                found = found | header
-            self.own_kinds[word] = kind | select(found != 0, Uint32(4), Uint32(0))
+                self.headers[place] = self.next_headers[place]
+                merged = merged | self.headers[place]
+            self.raw_steps[word] = Uint32(cute.arch.vote_ballot_sync(Int32(merged) < 0))
 
     def pick(self, words, step):
-        """Return the lane's word of a step, of those that have 32 steps each."""
+        """Return the word of a step, of those that have 32 steps each."""
         word = words[0]
         for i in range(1, self.words):
             word = select(step >= i * LANES, words[i], word)
         return word
 
-    def push(self, step):
-        """Count a step; return whether a tile of it is raw."""
-        kind = Uint32(cute.arch.shuffle_sync(self.pick(self.own_kinds, step), step & (LANES - 1)))
-        self.kinds[0] = (self.kinds[0] << KIND_BITS) | kind
-        return (kind & Uint32(3)) != Uint32(0)
+    def has_raw(self, step):
+        """Tell whether a tile of a step is raw."""
+        return ((self.pick(self.raw_steps, step) >> Uint32(step & (LANES - 1))) & Uint32(1)) != Uint32(0)
 
     def read(self, step):
         """Find the headers of a step."""
         for group in range(self.groups):
             words = [self.headers[group * self.words + word] for word in range(self.words)]
             self.found[group] = Uint32(cute.arch.shuffle_sync(self.pick(words, step), step & (LANES - 1)))
-
-    def drain(self):
-        """Count a step in which nothing is copied any more."""
-        self.kinds[0] = self.kinds[0] << KIND_BITS
-
-    def kind(self, lag):
-        """Return the kind of the step ``lag`` before the last one."""
-        return (self.kinds[0] >> (KIND_BITS * lag)) & Uint32((1 << KIND_BITS) - 1)
 
     def load_bases(self, address):
         """Load the bases of the lane's four slots from the stage of a task's first step."""
@@ -185,27 +169,26 @@ def make_words(count):
 
 @cute.jit
 def find_inline(memory, step):
-    """Count a step, and find its headers if a tile of it is raw; return whether one is."""
-    is_raw = memory.push(step)
+    """Find the headers of a step if a tile of it is raw; return whether one is."""
+    is_raw = memory.has_raw(step)
     if is_raw:
         memory.read(step)
     return is_raw
 
 
 class InlineHalves:
-    """Scales from inline storage: of a 128-row tile of each group, of which 64 slots are used, the tile block or, if
-    the tile is raw, those of its words.
+    """Scales from inline storage: of a 128-row tile of each group, of which 64 slots are used, the tile block and, if
+    the tile is raw, their words.
 
     Parameters are those of :class:`NativeHalves`. ``addresses`` are tile blocks, row bases and raw tiles.
     """
 
-    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, lag: int, parts: int = 1) -> None:
+    def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, parts: int = 1) -> None:
         self.pipeline = pipeline
         self.row_tiles = -(-intermediate // 128)
         self.steps = hidden // 128 // parts
         self.row_tile_bytes = hidden // 128 * TILE_BLOCK_BYTES
         self.group_bytes = self.row_tiles * self.row_tile_bytes
-        self.lag = lag
 
     def remember(self):
         """Return the registers of a producer warp."""
@@ -243,14 +226,12 @@ class InlineHalves:
         if step == 0:
             self.copy_bases(stage, addresses, expert, half_tile)
         if is_raw:
-            raw = addresses[2] + Int64(half_tile & 1) * STAGED_GROUP_BYTES
-            blocks = (source, source + self.group_bytes)
-            copy_raw(target, blocks, raw, memory, STAGED_GROUP_BYTES, landed)
-        else:
-            ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES))
-            ptx.copy_bulk(target, source, Int32(TILE_BLOCK_BYTES), landed)
-            gate = source + self.group_bytes
-            ptx.copy_bulk(target + STAGED_GROUP_BYTES, gate, Int32(TILE_BLOCK_BYTES), landed)
+            raw = addresses[2] + Int64(half_tile & 1) * GROUP_SCALE_BYTES
+            copy_raw(stage + self.pipeline.scales, raw, memory, GROUP_SCALE_BYTES, landed)
+        size_bytes = Int32(TILE_BLOCK_BYTES)
+        ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES))
+        ptx.copy_bulk(target, source, size_bytes, landed)
+        ptx.copy_bulk(target + STAGED_BLOCK_BYTES, source + self.group_bytes, size_bytes, landed)
 
     def copy_bases(self, stage, addresses, expert, half_tile):
         """Start the copies of the row bases, which ``landed`` waits for, too."""
@@ -263,18 +244,14 @@ class InlineHalves:
         ptx.copy_bulk(target, up, size_bytes, landed)
         ptx.copy_bulk(target + BASE_BLOCK_BYTES // 2, up + self.row_tiles * BASE_BLOCK_BYTES, size_bytes, landed)
 
-    def drain(self, memory):
-        """Count a step in which nothing is copied any more."""
-        memory.drain()
-
     @cute.jit
     def rebuild(self, memory, stage, lane, half, is_first):
-        """Write the fp32 plane of a stage; ``is_first`` says that it is a task's first."""
+        """Write the fp32 plane of a stage; ``half`` counts where ``is_first`` says that it is a task's first."""
         if is_first:
             memory.load_bases(stage + self.pipeline.bases + lane * 4)
             memory.offset[0] = Uint32(selector_offset(lane, half))
-        staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline(lane, half, Int32(memory.offset[0]), memory.bases, memory.kind(self.lag), staged, scales)
+        blocks, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
+        rebuild_inline(lane, Int32(memory.offset[0]), memory.bases, blocks, scales)
 
 
 class NativeRows:
@@ -286,11 +263,9 @@ class NativeRows:
         The stages they are staged in.
     intermediate : int
         K of the projection, whose one row group is made of whole tiles.
-    lag : int
-        Steps from a copy to its rebuild.
     """
 
-    def __init__(self, pipeline: Pipeline, *, intermediate: int, lag: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, intermediate: int) -> None:
         self.pipeline = pipeline
         self.row_block_bytes = ROWS * intermediate // 32
         self.last_step = -(-intermediate // 128) - 1
@@ -321,9 +296,6 @@ class NativeRows:
         words = source + Int64(step) * NATIVE_SCALE_BYTES
         ptx.copy_bulk(stage + self.pipeline.staged_scales, words, size_bytes, landed)
 
-    def drain(self, memory):
-        """Nothing is kept."""
-
     @cute.jit
     def rebuild(self, memory, stage, lane, step):
         """Write the fp32 plane of a stage, the step of its task."""
@@ -338,16 +310,15 @@ class NativeRows:
 
 
 class InlineRows:
-    """Scales of 128-row tiles from inline storage: the tile block or, if the tile is raw, its words.
+    """Scales of 128-row tiles from inline storage: the tile block and, if the tile is raw, its words.
 
     Parameters are those of :class:`NativeRows`. ``addresses`` are tile blocks, row bases and raw tiles.
     """
 
-    def __init__(self, pipeline: Pipeline, *, intermediate: int, lag: int) -> None:
+    def __init__(self, pipeline: Pipeline, *, intermediate: int) -> None:
         self.pipeline = pipeline
         self.steps = -(-intermediate // 128)
         self.row_block_bytes = self.steps * TILE_BLOCK_BYTES
-        self.lag = lag
 
     def remember(self):
         """Return the registers of a producer warp."""
@@ -381,39 +352,29 @@ class InlineRows:
             ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BLOCK_BYTES), landed)
         block = source + Int64(step) * TILE_BLOCK_BYTES
         if is_raw:
-            copy_raw(target, (block,), addresses[2], memory, RAW_TILE_BYTES, landed)
-        else:
-            ptx.arrive_expecting(landed, Int32(TILE_BLOCK_BYTES))
-            ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)
-
-    def drain(self, memory):
-        """Count a step in which nothing is copied any more."""
-        memory.drain()
+            copy_raw(stage + self.pipeline.scales, addresses[2], memory, RAW_TILE_BYTES, landed)
+        ptx.arrive_expecting(landed, Int32(TILE_BLOCK_BYTES))
+        ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)
 
     @cute.jit
     def rebuild(self, memory, stage, lane, step):
         """Write the fp32 plane of a stage, the step of its task."""
         if step == 0:
             memory.load_bases(stage + self.pipeline.bases + lane * 4)
-        staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline_rows(lane, memory.bases, memory.kind(self.lag), staged, scales)
+        block, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
+        rebuild_inline_rows(lane, memory.bases, block, scales)
 
 
-def copy_raw(target, blocks, raw, memory, raw_bytes, landed):
-    """Copy what a step with a raw tile has of every row group: its tile block, or ``raw_bytes`` of its raw tile."""
-    size_bytes = Int32(0)
-    for group in range(len(blocks)):
-        size_bytes = size_bytes + TILE_BLOCK_BYTES + Int32(memory.found[group] >> 31) * (raw_bytes - TILE_BLOCK_BYTES)
-    ptx.arrive_expecting(landed, size_bytes)
-    for group, block in enumerate(blocks):
-        copy_block(target + group * STAGED_GROUP_BYTES, block, raw, memory.found[group], raw_bytes, landed)
+def copy_raw(target, raw, memory, raw_bytes, landed):
+    """Copy the words of the raw tiles of a step, ``raw_bytes`` of each from ``raw`` on; ``landed`` waits for them."""
+    for group in range(memory.groups):
+        copy_words(target + group * raw_bytes, raw, memory.found[group], raw_bytes, landed)
 
 
 @cute.jit
-def copy_block(target, block, raw, header, raw_bytes: cutlass.Constexpr, landed):
-    """Copy a tile block, or the first ``raw_bytes`` from ``raw`` on of the raw tile that its header names."""
+def copy_words(target, raw, header, raw_bytes: cutlass.Constexpr, landed):
+    """Copy the words of the raw tile that a header names, if it names one."""
     if Int32(header) < 0:
+        ptx.expect(landed, Int32(raw_bytes))
         words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES
         ptx.copy_bulk(target, words, Int32(raw_bytes), landed)
-    else:
-        ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)

@@ -17,8 +17,8 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_GROUP_BYTES
-from planfreeze.kernels.scales.geometry import SELECTOR_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_BLOCK_BYTES
+from planfreeze.kernels.scales.geometry import MAX_RECORDS, SELECTOR_BYTES
 
 PRODUCT_FACTOR = 64.0
 """Times a product of decoded weights gives the product of the E2M1 values."""
@@ -32,6 +32,10 @@ GROUPS_IN_FLIGHT = 2
 COLUMN_BYTES = SCALE_PLANE_BYTES // COLUMNS
 CHUNK_BYTES = 512
 """Weight words of 32 rows and K32: 16 bytes per lane."""
+HALF_SELECTOR_BYTES = SELECTOR_BYTES // 2
+"""Selectors of 64 slots."""
+HEADER_BYTES = RECORD_BYTES = 4
+"""The header of a tile block, and each of the records that follow."""
 
 
 # --- weights ----------------------------------------------------------------------------------------------------
@@ -147,58 +151,72 @@ def store_selected(lane, selectors, bases, scales):
 
 
 @cute.jit
-def rebuild_inline_rows(lane: Int32, bases, kind: Uint32, staged: Int32, scales: Int32):
-    """Turn the staged scales of 128 rows into the fp32 plane: a tile block, or the words of a raw tile.
+def rebuild_inline_rows(lane: Int32, bases, block: Int32, scales: Int32):
+    """Turn the staged scales of 128 rows into the fp32 plane: a tile block and, if its header says so, raw words.
 
-    ``bases`` are the fp32 bits of the lane's four row bases. ``kind`` is 0 for a tile block without exceptions; bit 0
-    is set for a raw tile. Where the tile has two columns only, the other two of the plane get finite numbers without
-    meaning.
+    ``bases`` are the fp32 bits of the lane's four row bases. Words of a raw tile are where the plane begins. Where the
+    tile has two columns only, the other two of the plane get finite numbers without meaning.
     """
-    if (kind & Uint32(1)) != Uint32(0):
-        store_words(lane, ptx.load_shared_x4(staged + lane * 16), scales)
+    header = ptx.load_shared(block + SELECTOR_BYTES)
+    # The selectors of slots 4 * lane and on: half a word.
+    selectors = ptx.load_shared(block + ((lane >> 1) << 2)) >> Uint32((lane & 1) << 4)
+    if Int32(header) < 0:
+        store_raw(lane, scales)
     else:
-        # The selectors of slots 4 * lane and on: half a word.
-        selectors = ptx.load_shared(staged + ((lane >> 1) << 2)) >> Uint32((lane & 1) << 4)
         store_selected(lane, selectors, bases, scales)
-        if kind != Uint32(0):
-            # Lane i has word i after the selectors: the number of records, then the records.
-            record = ptx.load_shared(staged + SELECTOR_BYTES + ((lane & 7) << 2))
-            count = Int32(cute.arch.shuffle_sync(record, 0))
+        if header != Uint32(0):
             # Orders the stores above before the patches below, which are other lanes'.
             cute.arch.sync_warp()
-            if (lane >= 1) & (lane <= 7) & (lane <= count):
+            if has_record(lane, header):
+                record = load_record(block, lane)
                 store_record(record, record & Uint32(127), scales)
 
 
 def selector_offset(lane, half):
-    """Return where the selectors of a lane's slots are in a stage of two groups: half a word."""
-    return (lane >> 4) * STAGED_GROUP_BYTES + (((lane & 15) >> 1) << 2) + half * (SELECTOR_BYTES // 2)
+    """Return where the selectors of a lane's slots are in the tile blocks of two groups: half a word."""
+    return (lane >> 4) * STAGED_BLOCK_BYTES + (((lane & 15) >> 1) << 2) + half * HALF_SELECTOR_BYTES
 
 
 @cute.jit
-def rebuild_inline(lane: Int32, half: Int32, offset: Int32, bases, kinds: Uint32, staged: Int32, scales: Int32):
+def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, scales: Int32):
     """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
-    ``half`` says which 64 slots of a tile the stage covers, ``offset`` what :func:`selector_offset` gave; ``bases`` are
-    the fp32 bits of a lane's four row bases. ``kinds`` is 0 if both tile blocks are without exceptions; bits 0 and 1
-    are set for a group of which words of a raw tile were staged in place of a tile block.
+    ``offset`` is what :func:`selector_offset` gave, which knows the 64 slots of a tile that the stage covers; ``bases``
+    are the fp32 bits of a lane's four row bases. ``blocks`` are the two tile blocks; words of a raw tile are where the
+    plane begins.
     """
-    selectors = ptx.load_shared(staged + offset) >> Uint32((lane & 1) << 4)
-    store_selected(lane, selectors, bases, scales)
-    if kinds != Uint32(0):
-        block = staged + (lane >> 4) * STAGED_GROUP_BYTES
-        # Lane i of every eight: word i after the selectors, which is the number of records or record i - 1.
-        record = ptx.load_shared(block + SELECTOR_BYTES + ((lane & 7) << 2))
-        count = Int32(cute.arch.shuffle_sync(record, lane & 16))
+    block = blocks + (lane >> 4) * STAGED_BLOCK_BYTES
+    header = ptx.load_shared(block + SELECTOR_BYTES)
+    selectors = ptx.load_shared(blocks + offset) >> Uint32((lane & 1) << 4)
+    if cute.arch.vote_any_sync(header != Uint32(0)):
+        if Int32(header) < 0:
+            store_raw(lane, scales)
+        else:
+            store_selected(lane, selectors, bases, scales)
         # Orders the stores above before the patches below, which are other lanes'.
         cute.arch.sync_warp()
-        if ((kinds >> Uint32(lane >> 4)) & Uint32(1)) != Uint32(0):
-            store_words(lane, ptx.load_shared_x4(block + (lane & 15) * 16), scales)
-        else:
-            order = lane & 15
-            target = record & Uint32(127)
-            if (order >= 1) & (order <= 7) & (order <= count) & (Int32(target >> 6) == half):
-                store_record(record, Uint32(64 * (lane >> 4)) + (target & Uint32(63)), scales)
+        if has_record(lane & 15, header):
+            record = load_record(block, lane & 15)
+            slot = Int32(record & Uint32(127))
+            if (slot >> 6) == ((offset // HALF_SELECTOR_BYTES) & 1):
+                store_record(record, Uint32(64 * (lane >> 4) + (slot & 63)), scales)
+    else:
+        store_selected(lane, selectors, bases, scales)
+
+
+def store_raw(lane, scales):
+    """Turn the words of raw tiles into the fp32 plane; a lane's words lie where its scales of the first column will."""
+    store_words(lane, ptx.load_shared_x4(scales + lane * 16), scales)
+
+
+def has_record(order, header):
+    """Tell whether a tile block has a record of this order: none of a raw tile has."""
+    return (order < Int32(header)) & (order < MAX_RECORDS)
+
+
+def load_record(block, order):
+    """Load a record of a tile block."""
+    return ptx.load_shared(block + SELECTOR_BYTES + HEADER_BYTES + order * RECORD_BYTES)
 
 
 def store_record(record, slot, scales):

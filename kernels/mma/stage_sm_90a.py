@@ -11,12 +11,13 @@ from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES
 __all__ = [
     "BARRIER_BYTES",
     "CONSUMERS",
+    "GROUP_SCALE_BYTES",
     "NATIVE_SCALE_BYTES",
     "ROWS",
     "ROW_BYTES",
     "ROW_SCALE_BYTES",
     "SCALE_PLANE_BYTES",
-    "STAGED_GROUP_BYTES",
+    "STAGED_BLOCK_BYTES",
     "WEIGHT_BYTES",
     "Pipeline",
     "row_pipeline",
@@ -29,9 +30,11 @@ WEIGHT_BYTES = ROWS * 128 // 2
 SCALE_PLANE_BYTES = 4 * ROWS * 4
 """Rebuilt fp32 scales, ``[K32 column][slot]``."""
 NATIVE_SCALE_BYTES = ROWS * 4
-"""Native scale words of 128 rows, and the most that is staged of inline storage: the words of a raw tile."""
-STAGED_GROUP_BYTES = NATIVE_SCALE_BYTES // 2
-"""Distance of what is staged of two row groups."""
+"""Scale words of 128 rows: native ones, or those of a raw tile."""
+GROUP_SCALE_BYTES = NATIVE_SCALE_BYTES // 2
+"""Scale words of each of two row groups."""
+STAGED_BLOCK_BYTES = 128
+"""Distance of the tile blocks of two row groups."""
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One activation row of K128 and its four fp32 scales."""
 CONSUMERS = 128
@@ -50,8 +53,8 @@ class Pipeline:
     stages : int
         Stages of the ring.
     is_inline : bool
-        Inline scale storage is staged (a tile block or raw words per row group, and 128 row bases), else native scale
-        words.
+        Inline scale storage is staged (a tile block of each of up to two row groups, and 128 row bases), else native
+        scale words.
     activation_bytes : int
         Activations of K128, a multiple of 16.
     activation_scale_bytes : int
@@ -59,9 +62,10 @@ class Pipeline:
 
     Notes
     -----
-    A stage holds, in this order: weights, rebuilt scales, activations, staged scales, row bases (inline),
-    activation scales, and three barriers. ``full``: everything a consumer reads is there. ``empty``: all consumers
-    are done. ``landed``: the staged scales are there; only the producer waits for it.
+    A stage holds, in this order: weights, rebuilt scales, activations, staged scales, row bases (inline), activation
+    scales, and three barriers. ``full``: everything a consumer reads is there. ``empty``: all consumers are done.
+    ``landed``: the staged scales are there; only who rebuilds them waits for it. Words of raw tiles are staged where
+    their scales are rebuilt, which consumers have read by then.
     """
 
     stages: int
@@ -87,7 +91,7 @@ class Pipeline:
 
     @property
     def bases(self) -> int:
-        return self.staged_scales + NATIVE_SCALE_BYTES
+        return self.staged_scales + (2 * STAGED_BLOCK_BYTES if self.is_inline else NATIVE_SCALE_BYTES)
 
     @property
     def activation_scales(self) -> int:

@@ -36,7 +36,7 @@ class MicroFc1:
     Tiles: 192 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
     a ring of 4 stages of K128 by bulk copies, and warp 5 rebuilds the staged scales to fp32, so that both kinds of
     scale storage reach the very same instructions of the warps that multiply. 44,032 bytes of shared memory (inline:
-    44,544) and at most 80 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the parts of
+    43,520) and at most 80 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the parts of
     a tile are neighbours. sm_90a.
 
     Parameters
@@ -78,7 +78,7 @@ class MicroFc1:
         self.tiles = intermediate // 64
         self.tasks_per_pair = self.tiles * parts
         storage = InlineHalves if csf_inline else NativeHalves
-        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=0, parts=parts)
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, parts=parts)
         # Not the first, whose own headers are just being used: a load takes about as long as a step.
         self.look_ahead_step = min(1, self.steps - 1)
         self.stages_ahead = min(self.pipeline.stages, self.steps)
@@ -165,28 +165,20 @@ class MicroFc1:
     def rebuild(self, shared, lane, walk, next_id, parameters):
         """Rebuild the scales of every step once they have landed."""
         block, blocks, tasks = walk
-        addresses = parameters[3:-4]
         topk_ids, experts = parameters[-4], parameters[-1]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
         memory = self.scales.remember()
-        self.look_ahead(memory, addresses, block, next_id, experts, lane)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             current = next_id
             if task + blocks < tasks:
                 next_id = load_id(topk_ids, pair_of(task + blocks, self.tasks_per_pair), self.id_bits)
             if (current >= 0) & (current < experts):
                 _, tile, _ = self.divide(task)
-                self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
-                    self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.landed, parity)
                     self.scales.rebuild(memory, stage, lane, tile & 1, step == 0)
                     mma.arrive_once(stage + self.pipeline.full)
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    if step == self.look_ahead_step:
-                        self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
-            else:
-                self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
 
     def divide(self, task):
         """Return the pair of a task, Uint32, its tile and its part of K, both Int32."""

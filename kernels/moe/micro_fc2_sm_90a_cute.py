@@ -39,7 +39,7 @@ class MicroFc2:
     bulk copies, and warp 5 rebuilds the staged scales to fp32, so that both kinds of scale storage reach the very same
     instructions of the warps that multiply. Steps are numbered through, whatever the task: the ring never drains
     between tasks, which are as short as one step. When K is an odd multiple of 64 the last step of a task has K64.
-    44,032 bytes of shared memory (inline: 44,544) and at most 80 registers: 4 blocks per SM. Persistent blocks stride
+    44,032 bytes of shared memory (inline: 43,520) and at most 80 registers: 4 blocks per SM. Persistent blocks stride
     over the tasks, pair-major. sm_90a.
 
     Parameters
@@ -69,7 +69,7 @@ class MicroFc2:
         self.whole_steps = intermediate // 128
         self.stages_ahead = min(self.pipeline.stages, self.steps)
         storage = InlineRows if csf_inline else NativeRows
-        self.scales = storage(self.pipeline, intermediate=intermediate, lag=0)
+        self.scales = storage(self.pipeline, intermediate=intermediate)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -151,27 +151,19 @@ class MicroFc2:
     def rebuild(self, shared, lane, walk, next_id, parameters):
         """Rebuild the scales of every step once they have landed."""
         block, blocks, tasks = walk
-        addresses = parameters[2:-7]
         topk_ids, experts = parameters[-7], parameters[-2]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
         memory = self.scales.remember()
-        self.look_ahead(memory, addresses, block, next_id, experts, lane)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             current = next_id
             if task + blocks < tasks:
                 next_id = load_id(topk_ids, pair_of(task + blocks, self.tiles), self.id_bits)
             if (current >= 0) & (current < experts):
-                self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
-                    self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.landed, parity)
                     self.scales.rebuild(memory, stage, lane, step)
                     mma.arrive_once(stage + self.pipeline.full)
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    if step == self.steps - 1:
-                        self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
-            else:
-                self.look_ahead(memory, addresses, task + blocks, next_id, experts, lane)
 
     def row_block(self, expert, task):
         """Return the row block of a task, Int64."""

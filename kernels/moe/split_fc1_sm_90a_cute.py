@@ -59,8 +59,8 @@ class SplitFc1:
     steps later it rebuilds the staged scales to fp32, so that both kinds of scale storage meet the very same arithmetic
     of the other warps, and hands the stage over. Gate and up of a column meet through shared memory: the
     warps of the up rows finish one half of the tokens, those of the gate rows the other. 51,200 bytes of shared memory
-    for 8 tokens, 57,344 for 16 and 73,728 for 32; 4, 4 and 3 blocks per SM. Persistent blocks stride over the tasks of
-    the live m tiles, m-major: tasks of one m tile share its activations in L2. sm_90a.
+    for 8 tokens, 57,344 for 16 and 73,728 for 32 (inline: 69,632); 4, 4 and 3 blocks per SM. Persistent blocks stride
+    over the tasks of the live m tiles, m-major: tasks of one m tile share its activations in L2. sm_90a.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class SplitFc1:
         # Less than a task's steps: its first step is rebuilt in its own loop, which knows which half of a tile it is.
         self.lag = min(self.pipeline.stages - 2, self.steps - 1)
         storage = InlineHalves if csf_inline else NativeHalves
-        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, lag=self.lag)
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -175,7 +175,6 @@ class SplitFc1:
         ring = (shared, Int32(self.pipeline.stages), Int32(0))
         record, record_left = shared, Int32(self.pipeline.stages)
         copied = Int32(0)
-        half = Int32(0)
         memory = self.scales.remember()
         next_expert, next_valid, next_pair = Int32(0), Int32(0), Int32(0)
         next_factor = Int32(0)
@@ -204,8 +203,6 @@ class SplitFc1:
                     next_factor = ptx.load_global_i32(alpha + Int64(next_expert) * 4)
                 for step in cutlass.range(first, first + self.steps // 2, 1, unroll=1):
                     found = self.scales.find(memory, step)
-                    if step == self.lag:
-                        half = tile & 1
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
                         if step == 0:
@@ -219,10 +216,10 @@ class SplitFc1:
                     row_scales = row_scales + ROW_SCALE_BYTES
                     scales = scales + scale_step
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    ring = self.catch_up(memory, ring, copied, lane, half, step == self.lag)
+                    ring = self.catch_up(memory, ring, copied, lane, tile & 1, step == self.lag)
                     copied = copied + 1
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
-        self.drain(memory, ring, copied, lane, half)
+        self.drain(memory, ring, copied, lane)
 
     @cute.jit
     def catch_up(self, memory, ring, copied, lane, half, is_first):
@@ -237,15 +234,14 @@ class SplitFc1:
         return stage, left, parity
 
     @cute.jit
-    def drain(self, memory, behind, copied, lane, half):
+    def drain(self, memory, behind, copied, lane):
         """Finish the last stages, nothing being copied any more; ``behind`` are the first one and its phase."""
         stage, left, parity = behind
         wait_copies(0)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
-            self.scales.drain(memory)
             if copied + i >= self.lag:
                 ptx.wait(stage + self.pipeline.landed, parity)
-                self.scales.rebuild(memory, stage, lane, half, False)
+                self.scales.rebuild(memory, stage, lane, Int32(0), False)
                 self.publish(stage, lane)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 

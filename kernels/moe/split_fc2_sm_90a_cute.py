@@ -44,8 +44,8 @@ class SplitFc2:
     instructions of the other warps. The ring never drains between tasks, which are as short as one step. When K is an
     odd multiple of 64 the last step of a task has K64. Rows that are not valid are neither copied nor stored; what
     their columns of the product hold reaches no other column. 49,152 bytes of shared memory and at most 96
-    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 65,536 and 128 for 32, with 3. Persistent
-    blocks stride over the tasks, tile-major: the tasks of one tile share its rows in L2. sm_90a.
+    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 65,536 (inline: 61,440) and 128 for 32,
+    with 3. Persistent blocks stride over the tasks, tile-major: the tasks of one tile share its rows in L2. sm_90a.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class SplitFc2:
         self.whole_steps = intermediate // 128
         self.lag = self.pipeline.stages - 2
         storage = InlineRows if csf_inline else NativeRows
-        self.scales = storage(self.pipeline, intermediate=intermediate, lag=self.lag)
+        self.scales = storage(self.pipeline, intermediate=intermediate)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -195,7 +195,6 @@ class SplitFc2:
         stage, left, parity, step = behind
         wait_copies(0)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
-            self.scales.drain(memory)
             if copied + i >= self.lag:
                 self.finish(memory, stage, parity, lane, step)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)

@@ -189,6 +189,8 @@ class Block:
             sync_warp=self.exchange,
             elect_one=self.elect_one,
             shuffle_sync=lambda value, lane: self.exchange(value)[int(lane)],
+            vote_any_sync=lambda holds: any(self.exchange(bool(holds))),
+            vote_ballot_sync=lambda holds: sum(bit << lane for lane, bit in enumerate(self.exchange(bool(holds)))),
             griddepcontrol_wait=lambda: None,
             griddepcontrol_launch_dependents=lambda: None,
         )

@@ -22,7 +22,7 @@ from planfreeze.kernels.mma.ptx import (
 )
 from planfreeze.kernels.mma.sm_90a import base_bits, rebuild_inline, rebuild_native, selector_offset
 from planfreeze.kernels.mma.sm_120a import rebuild_words
-from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_GROUP_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import GROUP_SCALE_BYTES, SCALE_PLANE_BYTES, STAGED_BLOCK_BYTES
 from planfreeze.kernels.scales.geometry import (
     BASE_BLOCK_BYTES,
     RAW_TILE_BYTES,
@@ -160,9 +160,8 @@ class ScalePlanes:
             expert = Int32(Uint32(first) // Uint32(self.half_tiles))
             half_tile = first - expert * self.half_tiles
             if cutlass.const_expr(self.is_inline):
-                bases, kinds = self.stage_inline(storage, staged, lane, expert, half_tile, k_tile)
-                half = half_tile & 1
-                rebuild_inline(lane, half, selector_offset(lane, half), base_bits(bases), kinds, staged, plane)
+                bases = self.stage_inline(storage, staged, plane, lane, expert, half_tile, k_tile)
+                rebuild_inline(lane, selector_offset(lane, half_tile & 1), base_bits(bases), staged, plane)
             else:
                 self.stage_native(storage[0], staged, lane, expert, half_tile, k_tile)
                 rebuild_native(lane, staged, plane)
@@ -179,27 +178,24 @@ class ScalePlanes:
             barrier()
 
     @cute.jit
-    def stage_inline(self, storage, staged, lane, expert, half_tile, k_tile):
-        """Copy what a stage has of both groups, 16 lanes each; return the bases of a lane's slots, and the kinds."""
+    def stage_inline(self, storage, staged, plane, lane, expert, half_tile, k_tile):
+        """Copy what a stage has of both groups, 16 lanes each; return the bases of a lane's slots."""
         tiles, bases, raw = storage
         half, part = half_tile & 1, lane & 15
         block = Int64(expert) * (2 * self.geometry.row_tiles) + Int64(half_tile >> 1)
         block = block + Int64((lane >> 4) * self.geometry.row_tiles)
         source = tiles + (block * self.k_tiles + Int64(k_tile)) * TILE_BLOCK_BYTES
         header = Uint32(load_global_i32(source + SELECTOR_BYTES))
-        is_raw = header >> 31
-        # A tile block, or the words of the stage's half of a raw tile.
-        count = Int32(select(is_raw != 0, Uint32(STAGED_GROUP_BYTES // 16), Uint32(COPIERS)))
-        words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES + Int64(half) * STAGED_GROUP_BYTES
-        source = source + (words - source) * Int64(is_raw)
-        copy_16(staged + lane * 16, source + Int64(part * 16), Int32(16), Int32(part < count))
+        target = staged + (lane >> 4) * STAGED_BLOCK_BYTES + part * 16
+        copy_16(target, source + Int64(part * 16), Int32(16), Int32(part < COPIERS))
+        # Of a raw tile the words of the stage's half, too.
+        words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES + Int64(half) * GROUP_SCALE_BYTES
+        copy_16(plane + lane * 16, words + Int64(part * 16), Int32(16), Int32(header >> 31))
         commit_copies()
         lane_bases = Uint32(load_global_i32(bases + block * BASE_BLOCK_BYTES + Int64(half * 64 + part * 4)))
-        up, gate = (Uint32(cute.arch.shuffle_sync(header, 16 * group)) for group in range(2))
-        kinds = (up >> 31) | ((gate >> 31) << 1) | select((up | gate) == 0, Uint32(0), Uint32(4))
         wait_copies(0)
         barrier()
-        return lane_bases, kinds
+        return lane_bases
 
     @cute.jit
     def stage_native(self, scales, staged, lane, expert, half_tile, k_tile):
