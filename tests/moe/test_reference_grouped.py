@@ -25,6 +25,8 @@ from planfreeze.kernels.moe.reference_grouped import (
     split_fc2,
 )
 
+from .layer_by_route import compute_by_route, exactly, relative_l2, to_bf16, to_mxfp8
+
 
 @pytest.mark.parametrize("tile_m", [1, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -130,44 +132,9 @@ class Layer:
         products = split_fc2(*quantise_intermediate(activations), *self.w2, routes, pairs, alpha=self.alpha2)
         return routes, activations, products
 
-    def compute(self, *, round_input, round_projections, round_activations, round_routes, limit=None):
-        """Compute the layer route by route; each rounding is a function of its own."""
-        w13, w2 = dequantise_mxfp4(*self.w13), dequantise_mxfp4(*self.w2)
-        out = torch.zeros(self.tokens, self.hidden, dtype=torch.float64)
-        for token in range(self.tokens):
-            for j in range(self.top_k):
-                expert = int(self.ids[token, j])
-                if not 0 <= expert < self.experts:
-                    continue
-                x = round_input(self.x[token].double())
-                rows = round_projections(w13[expert] @ x * self.alpha1[expert].double())
-                up, gate = rows[: self.intermediate], rows[self.intermediate :]
-                if limit is not None:
-                    up, gate = up.clip(-limit, limit), gate.clip(max=limit)
-                activations = round_activations(gate * torch.sigmoid(gate) * up)
-                factor = self.weights[token, j].double() * self.alpha2[expert].double()
-                out[token] += round_routes(w2[expert] @ activations * factor)
-        return out
-
-
-def exactly(values):
-    return values
-
-
-def to_bf16(values):
-    return values.bfloat16().double()
-
-
-def to_mxfp8(values):
-    return dequantise_mxfp8(*quantise_mxfp8(values.bfloat16().view(1, -1)))[0]
-
 
 def to_mxfp8_at_once(values):
     return dequantise_mxfp8(*quantise_mxfp8(values.float().view(1, -1)))[0]
-
-
-def relative_l2(found, expected):
-    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 ROUNDINGS = {
@@ -184,7 +151,7 @@ def test_grouped_layer_rounds_where_the_kernels_do(limit):
     found = layer.run(grouped_layer, limit=limit)
     assert found.dtype == torch.bfloat16 and found.shape == (layer.tokens, layer.hidden)
     # The sums of three bf16 rows in float64 and in fp32 round to the same bf16, but for a last bit here and there.
-    expected = layer.compute(limit=limit, **ROUNDINGS).bfloat16()
+    expected = compute_by_route(layer, limit=limit, **ROUNDINGS).bfloat16()
     assert (found == expected).double().mean() > 0.99
     assert relative_l2(found, expected) < 4e-4
     # Every rounding counts, in its own place: with another one many results are others.
@@ -196,7 +163,7 @@ def test_grouped_layer_rounds_where_the_kernels_do(limit):
         ("round_routes", exactly),
     ]
     for name, rounding in others:
-        other = layer.compute(limit=limit, **{**ROUNDINGS, name: rounding}).bfloat16()
+        other = compute_by_route(layer, limit=limit, **{**ROUNDINGS, name: rounding}).bfloat16()
         assert (found == other).double().mean() < 0.8, (name, rounding)
 
 

@@ -5,17 +5,16 @@ import torch
 
 from planfreeze.kernels.moe.reference import (
     cosine,
-    dequantise_mxfp4,
-    dequantise_mxfp8,
     exact_layer,
     micro_activation,
     micro_fc1,
     micro_fc2,
     micro_layer,
     quantise_intermediate,
-    quantise_mxfp8,
     sum_routes,
 )
+
+from .layer_by_route import compute_by_route, exactly, relative_l2, to_bf16, to_mxfp8
 
 
 class Layer:
@@ -45,41 +44,6 @@ class Layer:
         alphas = {"alpha1": self.alpha1.to(device), "alpha2": self.alpha2.to(device)}
         return layer(*(operand.to(device) for operand in operands), **alphas, **limits)
 
-    def compute(self, *, round_input, round_projections, round_activations, round_routes, limit=None):
-        """Compute the layer route by route; each rounding is a function of its own."""
-        w13, w2 = dequantise_mxfp4(*self.w13), dequantise_mxfp4(*self.w2)
-        out = torch.zeros(self.tokens, self.hidden, dtype=torch.float64)
-        for token in range(self.tokens):
-            for j in range(self.top_k):
-                expert = int(self.ids[token, j])
-                if not 0 <= expert < self.experts:
-                    continue
-                x = round_input(self.x[token].double())
-                rows = round_projections(w13[expert] @ x * self.alpha1[expert].double())
-                up, gate = rows[: self.intermediate], rows[self.intermediate :]
-                if limit is not None:
-                    up, gate = up.clip(-limit, limit), gate.clip(max=limit)
-                activations = round_activations(gate * torch.sigmoid(gate) * up)
-                factor = self.weights[token, j].double() * self.alpha2[expert].double()
-                out[token] += round_routes(w2[expert] @ activations * factor)
-        return out
-
-
-def exactly(values):
-    return values
-
-
-def to_bf16(values):
-    return values.bfloat16().double()
-
-
-def to_mxfp8(values):
-    return dequantise_mxfp8(*quantise_mxfp8(values.bfloat16().view(1, -1)))[0]
-
-
-def relative_l2(found, expected):
-    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
-
 
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_micro_layer_rounds_where_the_kernels_do(limit):
@@ -93,12 +57,12 @@ def test_micro_layer_rounds_where_the_kernels_do(limit):
         "round_routes": to_bf16,
     }
     # The sums of three bf16 rows in float64 and in fp32 round to the same bf16, but for a last bit here and there.
-    expected = layer.compute(limit=limit, **roundings).bfloat16()
+    expected = compute_by_route(layer, limit=limit, **roundings).bfloat16()
     assert (found == expected).double().mean() > 0.99
     assert relative_l2(found, expected) < 4e-4
     # Every rounding counts: without it many results are others.
     for name in roundings:
-        other = layer.compute(limit=limit, **{**roundings, name: exactly}).bfloat16()
+        other = compute_by_route(layer, limit=limit, **{**roundings, name: exactly}).bfloat16()
         assert (found == other).double().mean() < 0.8, name
 
 
@@ -106,7 +70,9 @@ def test_micro_layer_is_close_to_the_exact_layer_and_no_closer_than_its_rounding
     layer = Layer()
     exact = layer.run(exact_layer)
     assert exact.dtype == torch.float64
-    own = layer.compute(round_input=exactly, round_projections=exactly, round_activations=exactly, round_routes=exactly)
+    own = compute_by_route(
+        layer, round_input=exactly, round_projections=exactly, round_activations=exactly, round_routes=exactly
+    )
     torch.testing.assert_close(exact, own, rtol=1e-12, atol=1e-12)
     found = layer.run(micro_layer)
     assert cosine(found, exact) >= 0.9975
@@ -116,8 +82,13 @@ def test_micro_layer_is_close_to_the_exact_layer_and_no_closer_than_its_rounding
 
 def test_limit_reaches_both_layers():
     layer = Layer()
-    own = layer.compute(
-        round_input=exactly, round_projections=exactly, round_activations=exactly, round_routes=exactly, limit=0.5
+    own = compute_by_route(
+        layer,
+        round_input=exactly,
+        round_projections=exactly,
+        round_activations=exactly,
+        round_routes=exactly,
+        limit=0.5,
     )
     torch.testing.assert_close(layer.run(exact_layer, limit=0.5), own, rtol=1e-12, atol=1e-12)
     assert relative_l2(layer.run(micro_layer, limit=0.5), layer.run(micro_layer)) > 0.1
