@@ -18,7 +18,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "planfreeze"
+    mpl.rcParams |= {"svg.hashsalt": "planfreeze", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     layer = figures["layers"].get("synthetic", {})
@@ -42,5 +42,5 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -159,6 +160,19 @@ def test_without_matplotlib_figures_are_printed_and_the_drawing_is_reported(
     assert bench_moe.main(["--read", str(tmp_path / "figures.json"), "--plot", str(drawing)]) == 0
     printed = capsys.readouterr()
     assert "Must reach" in printed.out and "no drawing" in printed.err and not drawing.exists()
+
+
+def test_figures_are_drawn_with_every_arm_and_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawing = tmp_path / "drawing.svg"
+    assert bench_moe.main(["--read", str(TOOLS.parent / "evidence/moe.json"), "--plot", str(drawing)]) == 0
+    assert capsys.readouterr().err == ""
+    texts = {element.text for element in ElementTree.parse(drawing).iter() if element.tag.endswith("}text")}
+    figures = json.loads((TOOLS.parent / "evidence/moe.json").read_text())
+    floors = {"floor of native", "floor of inline"}
+    assert {*figures["arms"], *figures["layers"]["synthetic"], *floors, "tokens"} <= texts
+    # The page shows a drawing that names the same.
+    shown = {element.text for element in ElementTree.parse(TOOLS.parent / "docs/side_by_side.svg").iter()}
+    assert texts - shown == set()
 
 
 @pytest.mark.parametrize("tokens", ["0,8", "eight"])
