@@ -57,9 +57,10 @@ def find_guards(torch: Any) -> Callable[[Sequence[Any]], Callable[..., bool] | N
     the process, as torch lets the error through.
     """
     made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    guards, plain = getattr(made, "TensorGuards", None), {torch.Tensor, torch.nn.Parameter}
+    guards = getattr(made, "TensorGuards", None)
     if guards is None:
         return None
+    plain = {torch.Tensor, torch.nn.Parameter}
 
     def make_match(tensors: Sequence[Any]) -> Callable[..., bool] | None:
         is_strided = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors)

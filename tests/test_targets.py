@@ -48,6 +48,16 @@ class FakeDriver:
         return call
 
 
+class Torch:
+    """The tensors of a torch without guards."""
+
+    class Tensor:
+        def data_ptr(self) -> int:
+            raise NotImplementedError
+
+    _C = None
+
+
 def status(name: str) -> SimpleNamespace:
     return SimpleNamespace(name=name, value=int(name != "CUDA_SUCCESS"))
 
@@ -58,7 +68,7 @@ def fake_device(capability: tuple[int, int], driver: FakeDriver) -> Device:
     facts = {"name": "a faked device", "capability": capability, "driver": driver, "sm_count": 1, "_primary": 1}
     for name, value in facts.items():
         setattr(device, name, value)
-    device.dtypes, device.torch = {"i32": "an integer"}, SimpleNamespace(Tensor=object)
+    device.dtypes, device.torch = {"i32": "an integer"}, Torch
     return device
 
 

@@ -13,7 +13,6 @@ from planfreeze.kernels.moe.reference import (
     dequantise_mxfp8,
     quantise_intermediate,
 )
-from planfreeze.kernels.moe.split_fc1_sm_120a_cute import SplitFc1
 from planfreeze.kernels.scales.inline import encode
 from planfreeze.target import target
 
@@ -171,6 +170,8 @@ def test_inline_flag_that_is_off_leaves_no_trace(compile_cute):
     ("changes", "name"), [({"hidden": 128}, "hidden"), ({"intermediate": 96}, "intermediate"), ({"top_k": 33}, "top_k")]
 )
 def test_sizes_that_are_no_whole_tiles_are_refused(changes, name):
+    from planfreeze.kernels.moe.split_fc1_sm_120a_cute import SplitFc1  # imports the DSL
+
     definition = define(hidden=256, intermediate=192, top_k=2)
     with pytest.raises(UnsupportedGeometry, match=name):
         SplitFc1(launch=definition.source.launch, **{**dict(definition.source.constants), **changes})
