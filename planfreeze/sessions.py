@@ -113,8 +113,9 @@ class Session:
         """Return what the session has seen so far; of a closed one, what it had seen when it was closed."""
         if self._last is not None:
             return self._last
+        counted = self.attempts
         return Statistics(
-            attempts={road: self.attempts.get(road, 0) for road in road_names()},
+            attempts={road: counted.get(road, 0) for road in road_names()},
             programs=len(self._programs),
             program_launches={program.name: program.launches for program in self._programs.values()},
             plans={plan.name: plan.root for plan in self.plans},
@@ -262,8 +263,7 @@ class Session:
         self.close()
 
     def _open_device(self) -> Device:
-        if self._device is None:
-            self._device = Device(self.ordinal)
+        self._device = self._device or Device(self.ordinal)
         return self._device
 
     def _load(self, payload: Payload) -> Program:

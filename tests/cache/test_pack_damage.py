@@ -29,6 +29,16 @@ def reseal(data: bytes) -> bytes:
     return data[: HEADER.size] + seal + data[HEAD_BYTES:]
 
 
+def refuse_with_little_memory(path: Path) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedPack):
+            Pack.open(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_every_flipped_byte_is_found(path: Path) -> None:
     found_at_opening = 0
     for place in range(len(WHOLE)):
@@ -76,13 +86,7 @@ def test_declared_counts_are_checked_before_anything_of_their_size_is_made(
     numbers[1] = pack_format
     numbers[field] = value if numbers[field] != value else value + 1
     path.write_bytes(HEADER.pack(*numbers) + WHOLE[HEADER.size :])
-    tracemalloc.start()
-    try:
-        with pytest.raises(DamagedPack):
-            Pack.open(path)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
+    refuse_with_little_memory(path)
 
 
 @pytest.mark.parametrize("size_bytes", [2**31, 2**40, 2**62, 2**64 - 1])
@@ -93,13 +97,7 @@ def test_an_entry_of_absurd_size_is_refused_even_in_a_file_of_holes_that_is_as_l
     index = replace(INDEX, blobs=blobs)
     path.write_bytes(index.start)
     os.truncate(path, min(len(index.start) + index.body_bytes, 2**42))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DamagedPack):
-            Pack.open(path)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
+    refuse_with_little_memory(path)
 
 
 def test_a_file_of_holes_with_an_index_of_gigabytes_is_refused_before_it_is_read(path: Path) -> None:

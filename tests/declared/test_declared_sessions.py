@@ -18,7 +18,11 @@ from planfreeze.plans import plan_families
 from planfreeze.sessions import Session
 from planfreeze.target import target
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
+from ..recording_device import RecordingDevice
 
 KERNEL = """
 import triton
@@ -74,20 +78,13 @@ class RecordingDriver:
         return (SimpleNamespace(name="CUDA_SUCCESS", value=0),)
 
 
-class RecordingDevice(sessions.Device):
-    """A device whose tensors are on the CPU and whose driver records."""
+class DeclaredDevice(RecordingDevice):
+    """A recording device of what declared kernels take."""
 
     def __init__(self, ordinal: int | None = None) -> None:
-        self.ordinal = 0
+        super().__init__()
         self.driver = RecordingDriver()
-        self.torch = torch
-        self.torch_device = torch.device("cpu")
-        self.name = "recording device"
-        self.capability = (9, 0)
-        self.sm_count = 132
-        self._primary = "primary context"
         self.dtypes = {"f32": torch.float32}
-        self._current_stream = lambda ordinal: 77
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +117,7 @@ def fields(plan: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def session(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    monkeypatch.setattr(sessions, "Device", RecordingDevice)
+    monkeypatch.setattr(sessions, "Device", DeclaredDevice)
     plans = ("session_family-tp1-sm_90a",)
     with Session(plans, store, device=None, build=False, is_trusted=True) as made:
         yield made.freeze()

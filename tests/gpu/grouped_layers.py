@@ -19,6 +19,8 @@ from planfreeze.models import Arm, Model, PlanOptions, load_model
 from planfreeze.sessions import Session
 from planfreeze.target import target
 
+from ..layer_calls import random_call, reference_layer, relative_l2, same_bits
+
 ARCH = "sm_90a"
 MODELS = {path.stem: path for path in sorted((Path(__file__).parent / "models").glob("*.toml"))}
 COMPACT = tuple(name for name, path in MODELS.items() if is_compact(load_model(str(path)).intermediate))
@@ -68,25 +70,14 @@ class Layer:
         """Compare with float64: closely with the roundings of the backend, coarsely without any."""
         is_micro = backend is Backend.MICRO
         rounded = self.compute(reference.micro_layer if is_micro else reference_grouped.grouped_layer, call)
-        assert float((out.double() - rounded.double()).norm() / rounded.double().norm()) <= 4e-3
+        assert relative_l2(out, rounded) <= 4e-3
         assert reference.cosine(out, rounded) >= 0.9999
         # A few tokens may hang on one or two columns of large scales, and then on the 3-bit fractions of those alone.
         if len(call.x) > 8:
             assert reference.cosine(out, self.compute(reference.exact_layer, call)) >= 0.9975
 
     def compute(self, compute: Callable[..., Tensor], call: "Inputs") -> Tensor:
-        return compute(
-            call.x,
-            self.w13,
-            self.w13_scales,
-            self.w2,
-            self.w2_scales,
-            call.ids,
-            call.factors,
-            alpha1=self.alpha1,
-            alpha2=self.alpha2,
-            limit=self.model.activation_limit,
-        )
+        return reference_layer(compute, self.model, self, self, call.x, call.ids, call.factors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,18 +110,7 @@ def draw_scales(generator: torch.Generator, experts: int, rows: int, columns: in
 
 
 def inputs(model: Model, tokens: int, dtype: torch.dtype = torch.int32) -> Inputs:
-    """Random inputs; one route of the last token goes to no expert."""
-    generator = torch.Generator("cuda").manual_seed(tokens)
-    x = 0.1 * torch.randn(tokens, model.hidden, generator=generator, device="cuda")
-    ranks = torch.rand(tokens, model.experts, generator=generator, device="cuda")
-    ids = ranks.argsort(1)[:, : model.top_k].to(dtype).contiguous()
-    ids[-1:, 0] = model.experts
-    factors = torch.randn(tokens, model.top_k, generator=generator, device="cuda").softmax(-1)
-    return Inputs(x.bfloat16(), ids, factors)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+    return Inputs(*random_call(model, tokens, dtype))
 
 
 def planes(bound: MoELayer) -> tuple[Tensor, Tensor]:

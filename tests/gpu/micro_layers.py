@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planfreeze.kernels.moe.experts import PreparedExperts
 from planfreeze.kernels.moe.op import MoELayer
 from planfreeze.kernels.moe.plan import MoEPlan, declare
 from planfreeze.models import Arm, PlanOptions, load_model
 from planfreeze.target import target
+
+from ..layer_calls import random_call
 
 ROOT = Path(__file__).parents[2]
 PLAN, ARCH, TP = "ds41-tp4-sm_90a", "sm_90a", 4
@@ -45,39 +45,7 @@ def plan(arm: Arm, *, capacities: tuple[int, ...] = (8,), **changes: Any) -> MoE
 
 
 def inputs(tokens: int, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tensor, Tensor]:
-    """Random activations, routes and factors; one route of the last token goes to no expert."""
-    generator = torch.Generator("cuda").manual_seed(tokens)
-    x = 0.1 * torch.randn(tokens, MODEL.hidden, generator=generator, device="cuda")
-    ranks = torch.rand(tokens, MODEL.experts, generator=generator, device="cuda")
-    ids = ranks.argsort(1)[:, : MODEL.top_k].to(dtype).contiguous()
-    ids[-1:, 0] = MODEL.experts
-    factors = torch.randn(tokens, MODEL.top_k, generator=generator, device="cuda").softmax(-1)
-    return x.bfloat16(), ids, factors
-
-
-def reference_layer(
-    compute: Callable[..., Tensor], weights: Any, experts: PreparedExperts, x: Tensor, ids: Tensor, factors: Tensor
-) -> Tensor:
-    return compute(
-        x,
-        weights.w13,
-        weights.w13_scales,
-        weights.w2,
-        weights.w2_scales,
-        ids,
-        factors,
-        alpha1=experts.alpha1,
-        alpha2=experts.alpha2,
-        limit=MODEL.activation_limit,
-    )
-
-
-def relative_l2(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+    return random_call(MODEL, tokens, dtype)
 
 
 def poison(layer: MoELayer) -> None:

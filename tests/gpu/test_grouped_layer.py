@@ -26,6 +26,7 @@ from planfreeze.kernels.scales.storage import InlineScales
 from planfreeze.models import Arm, load_model
 from planfreeze.settings import read_settings
 
+from ..layer_calls import same_bits
 from .grouped_layers import (
     ARCH,
     COMPACT,
@@ -44,7 +45,6 @@ from .grouped_layers import (
     draw_scales,
     inputs,
     planes,
-    same_bits,
 )
 
 pytestmark = pytest.mark.gpu

@@ -25,6 +25,7 @@ from planfreeze.kernels.moe.rules import shard
 from planfreeze.models import Arm
 from planfreeze.sessions import Session
 
+from ..layer_calls import reference_layer, relative_l2, same_bits
 from .micro_layers import (
     ARCH,
     ARMS,
@@ -38,9 +39,6 @@ from .micro_layers import (
     inputs,
     plan,
     poison,
-    reference_layer,
-    relative_l2,
-    same_bits,
 )
 
 pytestmark = pytest.mark.gpu
@@ -93,10 +91,10 @@ def test_both_arms_agree_with_each_other_and_with_float64_over_poisoned_scratch(
     assert outs["inline"].isfinite().all()
     assert outs["inline"].any()
     assert same_bits(outs["inline"], outs["native"])
-    expected = reference_layer(reference.micro_layer, weights, layers["inline"].experts, x, ids, factors)
+    expected = reference_layer(reference.micro_layer, MODEL, weights, layers["inline"].experts, x, ids, factors)
     assert relative_l2(outs["inline"], expected) <= 4e-3
     assert reference.cosine(outs["inline"], expected) >= 0.9999
-    exact = reference_layer(reference.exact_layer, weights, layers["inline"].experts, x, ids, factors)
+    exact = reference_layer(reference.exact_layer, MODEL, weights, layers["inline"].experts, x, ids, factors)
     assert reference.cosine(outs["inline"], exact) >= 0.9975
 
 
@@ -127,7 +125,7 @@ def test_replays_of_a_graph_follow_their_inputs_and_allocate_nothing(
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
         assert outs["inline"].isfinite().all()
         assert same_bits(outs["inline"], outs["native"])
-        expected = reference_layer(reference.micro_layer, weights, layers["inline"].experts, x, ids, factors)
+        expected = reference_layer(reference.micro_layer, MODEL, weights, layers["inline"].experts, x, ids, factors)
         assert relative_l2(outs["inline"], expected) <= 4e-3
     assert not any(session.attempts.values())
 

@@ -25,7 +25,8 @@ from planfreeze.kernels.moe.reference_grouped import (
     split_fc2,
 )
 
-from .layer_by_route import compute_by_route, exactly, relative_l2, to_bf16, to_mxfp8
+from ..layer_calls import relative_l2
+from .layer_by_route import Layer, exactly, to_bf16, to_mxfp8
 
 
 @pytest.mark.parametrize("tile_m", [1, 8, 16])
@@ -96,32 +97,10 @@ def test_read_intermediate_inverts_arrange_intermediate(arch):
     assert (found[3:] == 255).all()
 
 
-class Layer:
-    """A small layer with two invalid routes; its weights keep gate and up of the order of one."""
+class GroupedLayer(Layer):
+    """A layer of more tokens than the direct route takes, and its stages."""
 
-    tokens, top_k, experts, hidden, intermediate = 9, 3, 4, 256, 192
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(12)
-        self.x = torch.randn(self.tokens, self.hidden, generator=generator).bfloat16()
-        self.w13 = self.random_weights(generator, 2 * self.intermediate, self.hidden)
-        self.w2 = self.random_weights(generator, self.hidden, self.intermediate)
-        self.ids = torch.stack([torch.randperm(self.experts, generator=generator) for _ in range(self.tokens)])
-        self.ids = self.ids[:, : self.top_k].contiguous()
-        self.ids[1, 2], self.ids[4, 0] = -1, self.experts
-        self.weights = torch.randn(self.tokens, self.top_k, generator=generator).softmax(-1)
-        self.alpha1 = torch.tensor([1.0, 0.5, 1.25, 2.0])
-        self.alpha2 = torch.tensor([0.75, 1.0, 3.0, 0.5])
-
-    def random_weights(self, generator, rows, k):
-        codes = torch.randint(0, 256, (self.experts, rows, k // 2), generator=generator).to(torch.uint8)
-        scales = torch.randint(120, 123, (self.experts, rows, k // 32), generator=generator).to(torch.uint8)
-        return codes, scales
-
-    def run(self, layer, *, device="cpu", **limits):
-        operands = (self.x, *self.w13, *self.w2, self.ids, self.weights)
-        alphas = {"alpha1": self.alpha1.to(device), "alpha2": self.alpha2.to(device)}
-        return layer(*(operand.to(device) for operand in operands), **alphas, **limits)
+    tokens = 9
 
     def stages(self, tile_m):
         """Run the stages over tiles of ``tile_m`` rows; return the activations and the route rows."""
@@ -147,11 +126,11 @@ ROUNDINGS = {
 
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_grouped_layer_rounds_where_the_kernels_do(limit):
-    layer = Layer()
+    layer = GroupedLayer()
     found = layer.run(grouped_layer, limit=limit)
     assert found.dtype == torch.bfloat16 and found.shape == (layer.tokens, layer.hidden)
     # The sums of three bf16 rows in float64 and in fp32 round to the same bf16, but for a last bit here and there.
-    expected = compute_by_route(layer, limit=limit, **ROUNDINGS).bfloat16()
+    expected = layer.compute(limit=limit, **ROUNDINGS).bfloat16()
     assert (found == expected).double().mean() > 0.99
     assert relative_l2(found, expected) < 4e-4
     # Every rounding counts, in its own place: with another one many results are others.
@@ -163,23 +142,23 @@ def test_grouped_layer_rounds_where_the_kernels_do(limit):
         ("round_routes", exactly),
     ]
     for name, rounding in others:
-        other = compute_by_route(layer, limit=limit, **{**ROUNDINGS, name: rounding}).bfloat16()
+        other = layer.compute(limit=limit, **{**ROUNDINGS, name: rounding}).bfloat16()
         assert (found == other).double().mean() < 0.8, (name, rounding)
 
 
 def test_tolerance_of_the_kernels_tells_the_grouped_layer_from_the_one_of_few_tokens():
-    layer = Layer()
+    layer = GroupedLayer()
     assert relative_l2(layer.run(micro_layer), layer.run(grouped_layer)) > 4e-3
 
 
 def test_grouped_layer_is_as_close_to_the_exact_layer_as_two_quantisations_allow():
-    layer = Layer()
+    layer = GroupedLayer()
     assert 1e-2 < relative_l2(layer.run(grouped_layer), layer.run(exact_layer)) < 6e-2
     assert relative_l2(layer.run(grouped_layer, limit=0.5), layer.run(grouped_layer)) > 0.1
 
 
 def test_token_without_a_valid_route_is_zero():
-    layer = Layer()
+    layer = GroupedLayer()
     before = layer.run(grouped_layer)
     layer.ids[2] = torch.tensor([-1, layer.experts, -7])
     found = layer.run(grouped_layer)
@@ -190,7 +169,7 @@ def test_token_without_a_valid_route_is_zero():
 
 @pytest.mark.parametrize("tile_m", [4, 16])
 def test_stages_make_up_the_layer_whatever_the_tiles(tile_m):
-    layer = Layer()
+    layer = GroupedLayer()
     routes, activations, products = layer.stages(tile_m)
     assert 0 < routes.is_live.sum() < routes.rows
     assert torch.isnan(activations[~routes.is_live]).all() and not torch.isnan(activations[routes.is_live]).any()
@@ -199,7 +178,7 @@ def test_stages_make_up_the_layer_whatever_the_tiles(tile_m):
 
 
 def test_stages_equal_dense_products_per_route():
-    layer = Layer()
+    layer = GroupedLayer()
     routes, activations, products = layer.stages(8)
     x = dequantise_mxfp8(*quantise_mxfp8(layer.x))
     inner = dequantise_mxfp8(*quantise_intermediate(activations))
@@ -221,7 +200,7 @@ def test_stages_equal_dense_products_per_route():
 
 @pytest.mark.gpu
 def test_grouped_layer_on_a_device_equals_the_one_on_the_host():
-    layer = Layer()
+    layer = GroupedLayer()
     found = layer.run(grouped_layer, device="cuda")
     assert found.is_cuda
     assert relative_l2(found.cpu(), layer.run(grouped_layer)) <= 4e-3

@@ -14,35 +14,8 @@ from planfreeze.kernels.moe.reference import (
     sum_routes,
 )
 
-from .layer_by_route import compute_by_route, exactly, relative_l2, to_bf16, to_mxfp8
-
-
-class Layer:
-    """A small layer with two invalid routes; its weights keep gate and up of the order of one."""
-
-    tokens, top_k, experts, hidden, intermediate = 6, 3, 4, 256, 192
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(12)
-        self.x = torch.randn(self.tokens, self.hidden, generator=generator).bfloat16()
-        self.w13 = self.random_weights(generator, 2 * self.intermediate, self.hidden)
-        self.w2 = self.random_weights(generator, self.hidden, self.intermediate)
-        self.ids = torch.stack([torch.randperm(self.experts, generator=generator) for _ in range(self.tokens)])
-        self.ids = self.ids[:, : self.top_k].contiguous()
-        self.ids[1, 2], self.ids[4, 0] = -1, self.experts
-        self.weights = torch.randn(self.tokens, self.top_k, generator=generator).softmax(-1)
-        self.alpha1 = torch.tensor([1.0, 0.5, 1.25, 2.0])
-        self.alpha2 = torch.tensor([0.75, 1.0, 3.0, 0.5])
-
-    def random_weights(self, generator, rows, k):
-        codes = torch.randint(0, 256, (self.experts, rows, k // 2), generator=generator).to(torch.uint8)
-        scales = torch.randint(120, 123, (self.experts, rows, k // 32), generator=generator).to(torch.uint8)
-        return codes, scales
-
-    def run(self, layer, *, device="cpu", **limits):
-        operands = (self.x, *self.w13, *self.w2, self.ids, self.weights)
-        alphas = {"alpha1": self.alpha1.to(device), "alpha2": self.alpha2.to(device)}
-        return layer(*(operand.to(device) for operand in operands), **alphas, **limits)
+from ..layer_calls import relative_l2
+from .layer_by_route import Layer, exactly, to_bf16, to_mxfp8
 
 
 @pytest.mark.parametrize("limit", [None, 0.5])
@@ -57,12 +30,12 @@ def test_micro_layer_rounds_where_the_kernels_do(limit):
         "round_routes": to_bf16,
     }
     # The sums of three bf16 rows in float64 and in fp32 round to the same bf16, but for a last bit here and there.
-    expected = compute_by_route(layer, limit=limit, **roundings).bfloat16()
+    expected = layer.compute(limit=limit, **roundings).bfloat16()
     assert (found == expected).double().mean() > 0.99
     assert relative_l2(found, expected) < 4e-4
     # Every rounding counts: without it many results are others.
     for name in roundings:
-        other = compute_by_route(layer, limit=limit, **{**roundings, name: exactly}).bfloat16()
+        other = layer.compute(limit=limit, **{**roundings, name: exactly}).bfloat16()
         assert (found == other).double().mean() < 0.8, name
 
 
@@ -70,9 +43,7 @@ def test_micro_layer_is_close_to_the_exact_layer_and_no_closer_than_its_rounding
     layer = Layer()
     exact = layer.run(exact_layer)
     assert exact.dtype == torch.float64
-    own = compute_by_route(
-        layer, round_input=exactly, round_projections=exactly, round_activations=exactly, round_routes=exactly
-    )
+    own = layer.compute(round_input=exactly, round_projections=exactly, round_activations=exactly, round_routes=exactly)
     torch.testing.assert_close(exact, own, rtol=1e-12, atol=1e-12)
     found = layer.run(micro_layer)
     assert cosine(found, exact) >= 0.9975
@@ -82,8 +53,7 @@ def test_micro_layer_is_close_to_the_exact_layer_and_no_closer_than_its_rounding
 
 def test_limit_reaches_both_layers():
     layer = Layer()
-    own = compute_by_route(
-        layer,
+    own = layer.compute(
         round_input=exactly,
         round_projections=exactly,
         round_activations=exactly,

@@ -22,6 +22,7 @@ from planfreeze.process_session import session
 from planfreeze.sessions import Session
 from planfreeze.target import target
 
+from ...layer_calls import reference_layer
 from ...shared import make_once, shared_folder
 from .. import reference_device as device
 
@@ -152,22 +153,7 @@ def expected(
     """The reference of the backend: grouped above 8 tokens unless said otherwise."""
     is_grouped = len(x) > 8 if is_grouped is None else is_grouped
     compute = reference_grouped.grouped_layer if is_grouped else reference.micro_layer
-    return compute(
-        x,
-        weights.w13,
-        weights.w13_scales,
-        weights.w2,
-        weights.w2_scales,
-        ids,
-        factors,
-        alpha1=experts.alpha1,
-        alpha2=experts.alpha2,
-        limit=MODEL.activation_limit,
-    )
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+    return reference_layer(compute, MODEL, weights, experts, x, ids, factors)
 
 
 def launches(layer: MoELayer) -> list[tuple[str, dict[str, int]]]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from planfreeze.kernels.moe.op import MoELayer
 from planfreeze.models import Arm
 
-from .conftest import EXPERTS, HIDDEN, POISON, Weights, expected, inputs, launches, native_planes, same_bits
+from ...layer_calls import same_bits
+from .conftest import EXPERTS, HIDDEN, POISON, Weights, expected, inputs, launches, native_planes
 
 MICRO = ["micro_fc1", "micro_act", "micro_fc2"]
 GROUPED = ["route_plan", "split_fc1", "split_fc2"]

@@ -9,6 +9,7 @@ import torch
 from planfreeze.kernels.moe.op import MoELayer, bind
 from planfreeze.sessions import Session
 
+from ...layer_calls import same_bits
 from .conftest import (
     ARMS,
     EXPERTS,
@@ -22,7 +23,6 @@ from .conftest import (
     inputs,
     launches,
     plan,
-    same_bits,
 )
 
 

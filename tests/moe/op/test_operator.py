@@ -19,7 +19,8 @@ from planfreeze.kernels.moe.op import MoELayer, moe_layer
 from planfreeze.models import Arm
 from planfreeze.sessions import Session
 
-from .conftest import ARMS, POISON, inputs, same_bits
+from ...layer_calls import same_bits
+from .conftest import ARMS, POISON, inputs
 
 
 @contextmanager
