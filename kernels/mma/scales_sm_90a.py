@@ -1,11 +1,12 @@
 """Staging of weight scales on sm_90a, native or inline.
 
 Halves are those of the first projection, 64 up rows and the same 64 gate rows a stage; Rows those of the second, 128
-rows of one group. All have the same methods, so that a kernel is written once. The producer calls, for every task,
-``look_ahead`` while the task before it is copied, then ``locate`` and ``start``; for every step ``find``, and ``copy``
-in one lane; some steps later ``rebuild``, which turns what has landed into the fp32 plane. What it keeps between calls
-is in the registers that ``remember`` gives.
-``addresses`` are the kernel's scale parameters.
+rows of one group. All have the same methods, so that a kernel is written once. The producer calls ``locate`` for every
+task and for every step ``copy``, in one lane; some steps later ``rebuild``, which turns what has landed into the fp32
+plane. The words of a raw tile come in one of two ways. Who has time to wait calls ``fetch`` before it rebuilds. Who has
+not calls ``look_ahead`` while the task before is copied, then ``start``, and ``find`` and ``copy_raw`` for every step:
+they start the copies of words before those of the step. What a warp keeps between calls is in the registers that
+``remember`` gives. ``addresses`` are the kernel's scale parameters.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -16,6 +17,8 @@ from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma.memory import select
 from planfreeze.kernels.mma.sm_90a import (
     base_bits,
+    half_of_offset,
+    header_offset,
     rebuild_inline,
     rebuild_inline_rows,
     rebuild_native,
@@ -29,11 +32,14 @@ from planfreeze.kernels.mma.stage_sm_90a import (
     STAGED_BLOCK_BYTES,
     Pipeline,
 )
+from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
 
-__all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
+__all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows", "RowMemory", "copy_words", "make_words"]
 
 LANES = 32
+RAW_INDEX = 0x7FFFFFFF
+"""Bits of a raw tile's header that are its number."""
 
 
 class NativeHalves:
@@ -70,6 +76,15 @@ class NativeHalves:
     def find(self, memory, step):
         """All steps are alike."""
 
+    def copy_raw(self, stage, addresses, half_tile, found):
+        """There are no raw tiles."""
+
+    def fetch(self, memory, addresses, stage, lane):
+        """There are no raw tiles."""
+
+    def keep_rows(self, memory, stage, lane, half):
+        """Nothing is kept."""
+
     @cute.jit
     def locate(self, addresses, expert, half_tile, part=0):
         """Return the address of a task's first up words and the distance of its steps, both Int64."""
@@ -80,7 +95,7 @@ class NativeHalves:
         first = first + Int64(part * self.steps) * step
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
-    def copy(self, stage, addresses, source, expert, half_tile, step, found):
+    def copy(self, stage, addresses, source, expert, half_tile, step):
         """Start the copies of one step from ``source``; ``landed`` completes when they have arrived."""
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
@@ -89,26 +104,15 @@ class NativeHalves:
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + GROUP_SCALE_BYTES, source + Int64(self.group_bytes), size_bytes, landed)
 
-    def rebuild(self, memory, stage, lane, half, is_first):
+    def rebuild(self, memory, stage, lane):
         """Write the fp32 plane of a stage."""
         rebuild_native(lane, stage + self.pipeline.staged_scales, stage + self.pipeline.scales)
 
 
-class InlineMemory:
-    """What a producer warp keeps of inline scales, in registers.
+class RowMemory:
+    """What a producer warp keeps, in registers, of the rows that its lanes rebuild: bases, and where selectors are."""
 
-    Of a task, step by step: the headers of the tile blocks, of which lane l has those of steps l, l + 32, .. of every
-    row group, and in every lane a bit for each step with a raw tile: so it is known before a step is copied. Of the
-    rows a lane rebuilds: the bases, and where their selectors are.
-    """
-
-    def __init__(self, groups, steps):
-        self.groups = groups
-        self.words = -(-steps // LANES)
-        self.next_headers = make_words(groups * self.words)
-        self.headers = make_words(groups * self.words)
-        self.raw_steps = make_words(self.words)
-        self.found = make_words(groups)
+    def __init__(self):
         self.bases = make_words(4)
         self.offset = make_words(1)
 
@@ -118,6 +122,28 @@ class InlineMemory:
 
     def __new_from_mlir_values__(self, values):
         return self
+
+    def load_bases(self, address):
+        """Load the bases of the lane's four slots from where a task's first step staged them."""
+        for nt, bits in enumerate(base_bits(ptx.load_shared(address))):
+            self.bases[nt] = bits
+
+
+class InlineMemory(RowMemory):
+    """What it keeps of a task's steps, too: so it is known before a step is copied whether a tile of it is raw.
+
+    These are the headers of the tile blocks, of which lane l has those of steps l, l + 32, .. of every row group, and
+    in every lane a bit for each step with a raw tile.
+    """
+
+    def __init__(self, groups, steps):
+        super().__init__()
+        self.groups = groups
+        self.words = -(-steps // LANES)
+        self.next_headers = make_words(groups * self.words)
+        self.headers = make_words(groups * self.words)
+        self.raw_steps = make_words(self.words)
+        self.found = make_words(groups)
 
     def load(self, group, first_block, steps, lane):
         """Load the headers of a task's blocks in one row group."""
@@ -152,11 +178,6 @@ class InlineMemory:
         for group in range(self.groups):
             words = [self.headers[group * self.words + word] for word in range(self.words)]
             self.found[group] = Uint32(cute.arch.shuffle_sync(self.pick(words, step), step & (LANES - 1)))
-
-    def load_bases(self, address):
-        """Load the bases of the lane's four slots from the stage of a task's first step."""
-        for nt, bits in enumerate(base_bits(ptx.load_shared(address))):
-            self.bases[nt] = bits
 
 
 def make_words(count):
@@ -209,7 +230,7 @@ class InlineHalves:
         memory.start()
 
     def find(self, memory, step):
-        """Return what :meth:`copy` takes: whether a tile of a step is raw, and where its headers are."""
+        """Return what :meth:`copy_raw` takes: whether a tile of a step is raw, and where its headers are."""
         return find_inline(memory, step), memory
 
     def locate(self, addresses, expert, half_tile, part=0):
@@ -218,25 +239,28 @@ class InlineHalves:
         return addresses[0] + first, Int64(TILE_BLOCK_BYTES)
 
     @cute.jit
-    def copy(self, stage, addresses, source, expert, half_tile, step, found):
-        """Start the copies of one step from ``source``, and of the row bases in a task's first step."""
+    def copy_raw(self, stage, addresses, half_tile, found):
+        """Start the copies of the words of a step's raw tiles, which ``landed`` waits for, too."""
         is_raw, memory = found
+        if is_raw:
+            raw = addresses[2] + Int64(half_tile & 1) * GROUP_SCALE_BYTES
+            copy_raw(stage + self.pipeline.scales, raw, memory, GROUP_SCALE_BYTES, stage + self.pipeline.landed)
+
+    @cute.jit
+    def copy(self, stage, addresses, source, expert, half_tile, step):
+        """Start the copies of one step from ``source``, and of the row bases in a task's first step."""
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
         if step == 0:
-            self.copy_bases(stage, addresses, expert, half_tile)
-        if is_raw:
-            raw = addresses[2] + Int64(half_tile & 1) * GROUP_SCALE_BYTES
-            copy_raw(stage + self.pipeline.scales, raw, memory, GROUP_SCALE_BYTES, landed)
+            self.copy_bases(stage, stage + self.pipeline.bases, addresses, expert, half_tile)
         size_bytes = Int32(TILE_BLOCK_BYTES)
         ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + STAGED_BLOCK_BYTES, source + self.group_bytes, size_bytes, landed)
 
-    def copy_bases(self, stage, addresses, expert, half_tile):
+    def copy_bases(self, stage, target, addresses, expert, half_tile):
         """Start the copies of the row bases, which ``landed`` waits for, too."""
         landed = stage + self.pipeline.landed
-        target = stage + self.pipeline.bases
         size_bytes = Int32(BASE_BLOCK_BYTES // 2)
         up = addresses[1] + self.row_block(expert, half_tile) * BASE_BLOCK_BYTES
         up = up + Int64(half_tile & 1) * (BASE_BLOCK_BYTES // 2)
@@ -244,12 +268,22 @@ class InlineHalves:
         ptx.copy_bulk(target, up, size_bytes, landed)
         ptx.copy_bulk(target + BASE_BLOCK_BYTES // 2, up + self.row_tiles * BASE_BLOCK_BYTES, size_bytes, landed)
 
+    def keep_rows(self, memory, stage, lane, half):
+        """Keep what a task's first stage has of its rows; ``half`` is which of the two halves of a tile they are."""
+        memory.load_bases(stage + self.pipeline.bases + lane * 4)
+        memory.offset[0] = Uint32(selector_offset(lane, half))
+
     @cute.jit
-    def rebuild(self, memory, stage, lane, half, is_first):
-        """Write the fp32 plane of a stage; ``half`` counts where ``is_first`` says that it is a task's first."""
-        if is_first:
-            memory.load_bases(stage + self.pipeline.bases + lane * 4)
-            memory.offset[0] = Uint32(selector_offset(lane, half))
+    def fetch(self, memory, addresses, stage, lane):
+        """Bring the words of raw tiles that have landed to where they are staged."""
+        header = ptx.load_shared(stage + self.pipeline.staged_scales + header_offset(lane))
+        if Int32(header) < 0:
+            half = half_of_offset(Int32(memory.offset[0]))
+            place = Int64(half * GROUP_SCALE_BYTES + (lane & 15) * 16)
+            fetch_words(stage + self.pipeline.scales + lane * 16, addresses[2] + place, header)
+
+    def rebuild(self, memory, stage, lane):
+        """Write the fp32 plane of a stage."""
         blocks, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
         rebuild_inline(lane, Int32(memory.offset[0]), memory.bases, blocks, scales)
 
@@ -284,17 +318,23 @@ class NativeRows:
     def find(self, memory, step):
         """All steps are alike."""
 
+    def copy_raw(self, stage, addresses, found):
+        """There are no raw tiles."""
+
     def locate(self, addresses, row_block):
         """Return the address of the first words of a row block, Int64."""
         return addresses[0] + row_block * self.row_block_bytes
 
-    def copy(self, stage, addresses, source, row_block, step, found):
+    def copy(self, stage, addresses, source, row_block, step):
         """Start the copy of one step of a row block; ``landed`` completes when it has arrived."""
         landed = stage + self.pipeline.landed
         size_bytes = cutlass.min(Int32(NATIVE_SCALE_BYTES), Int32(self.row_block_bytes) - step * NATIVE_SCALE_BYTES)
         ptx.arrive_expecting(landed, size_bytes)
         words = source + Int64(step) * NATIVE_SCALE_BYTES
         ptx.copy_bulk(stage + self.pipeline.staged_scales, words, size_bytes, landed)
+
+    def fetch(self, addresses, stage, lane):
+        """There are no raw tiles."""
 
     @cute.jit
     def rebuild(self, memory, stage, lane, step):
@@ -333,7 +373,7 @@ class InlineRows:
         memory.start()
 
     def find(self, memory, step):
-        """Return what :meth:`copy` takes: whether the tile of a step is raw, and where its header is."""
+        """Return what :meth:`copy_raw` takes: whether the tile of a step is raw, and where its header is."""
         return find_inline(memory, step), memory
 
     def locate(self, addresses, row_block):
@@ -341,9 +381,15 @@ class InlineRows:
         return addresses[0] + row_block * self.row_block_bytes
 
     @cute.jit
-    def copy(self, stage, addresses, source, row_block, step, found):
-        """Start the copy of one step of a row block, and of its row bases in the first step."""
+    def copy_raw(self, stage, addresses, found):
+        """Start the copy of the words of a step's raw tile, which ``landed`` waits for, too."""
         is_raw, memory = found
+        if is_raw:
+            copy_raw(stage + self.pipeline.scales, addresses[2], memory, RAW_TILE_BYTES, stage + self.pipeline.landed)
+
+    @cute.jit
+    def copy(self, stage, addresses, source, row_block, step):
+        """Start the copy of one step of a row block, and of its row bases in the first step."""
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales
         if step == 0:
@@ -351,10 +397,15 @@ class InlineRows:
             ptx.expect(landed, Int32(BASE_BLOCK_BYTES))
             ptx.copy_bulk(stage + self.pipeline.bases, bases, Int32(BASE_BLOCK_BYTES), landed)
         block = source + Int64(step) * TILE_BLOCK_BYTES
-        if is_raw:
-            copy_raw(stage + self.pipeline.scales, addresses[2], memory, RAW_TILE_BYTES, landed)
         ptx.arrive_expecting(landed, Int32(TILE_BLOCK_BYTES))
         ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)
+
+    @cute.jit
+    def fetch(self, addresses, stage, lane):
+        """Bring the words of a raw tile that has landed to where they are staged."""
+        header = ptx.load_shared(stage + self.pipeline.staged_scales + SELECTOR_BYTES)
+        if Int32(header) < 0:
+            fetch_words(stage + self.pipeline.scales + lane * 16, addresses[2] + Int64(lane * 16), header)
 
     @cute.jit
     def rebuild(self, memory, stage, lane, step):
@@ -376,5 +427,11 @@ def copy_words(target, raw, header, raw_bytes: cutlass.Constexpr, landed):
     """Copy the words of the raw tile that a header names, if it names one."""
     if Int32(header) < 0:
         ptx.expect(landed, Int32(raw_bytes))
-        words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES
+        words = raw + Int64(header & Uint32(RAW_INDEX)) * RAW_TILE_BYTES
         ptx.copy_bulk(target, words, Int32(raw_bytes), landed)
+
+
+def fetch_words(target, raw, header):
+    """Copy a lane's words of the raw tile that a header names, of which those of the first are at ``raw``."""
+    words = raw + Int64(header & Uint32(RAW_INDEX)) * RAW_TILE_BYTES
+    store_shared_x4(target, ptx.load_global_x4(words))

@@ -177,6 +177,16 @@ def selector_offset(lane, half):
     return (lane >> 4) * STAGED_BLOCK_BYTES + (((lane & 15) >> 1) << 2) + half * HALF_SELECTOR_BYTES
 
 
+def half_of_offset(offset):
+    """Return which half of the tiles' slots an offset of selectors is for."""
+    return (offset // HALF_SELECTOR_BYTES) & 1
+
+
+def header_offset(lane):
+    """Return where the header of a lane's rows is in the tile blocks of two groups."""
+    return (lane >> 4) * STAGED_BLOCK_BYTES + SELECTOR_BYTES
+
+
 @cute.jit
 def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, scales: Int32):
     """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
@@ -186,7 +196,7 @@ def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, scales: Int
     plane begins.
     """
     block = blocks + (lane >> 4) * STAGED_BLOCK_BYTES
-    header = ptx.load_shared(block + SELECTOR_BYTES)
+    header = ptx.load_shared(blocks + header_offset(lane))
     selectors = ptx.load_shared(blocks + offset) >> Uint32((lane & 1) << 4)
     if cute.arch.vote_any_sync(header != Uint32(0)):
         if Int32(header) < 0:
@@ -198,7 +208,7 @@ def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, scales: Int
         if has_record(lane & 15, header):
             record = load_record(block, lane & 15)
             slot = Int32(record & Uint32(127))
-            if (slot >> 6) == ((offset // HALF_SELECTOR_BYTES) & 1):
+            if (slot >> 6) == half_of_offset(offset):
                 store_record(record, Uint32(64 * (lane >> 4) + (slot & 63)), scales)
     else:
         store_selected(lane, selectors, bases, scales)
@@ -235,14 +245,17 @@ def arrive_once(barrier):
         ptx.arrive(barrier)
 
 
-def init_stages(pipeline, shared):
-    """Set up the barriers of all stages; one thread, before the block's first barrier."""
+def init_stages(pipeline, shared, full_arrivals=2):
+    """Set up the barriers of all stages; one thread, before the block's first barrier.
+
+    A producer that does everything arrives on ``full`` twice: when it starts the copies and when it has rebuilt the
+    scales.
+    """
     for stage in range(pipeline.stages):
         base = shared + stage * pipeline.stage_bytes
-        # The producer arrives on `full` twice: when it starts the copies and when it has rebuilt the scales.
-        ptx.init_barrier(base + pipeline.full, 2)
-        ptx.init_barrier(base + pipeline.empty, CONSUMER_WARPS)
-        ptx.init_barrier(base + pipeline.landed, 1)
+        ptx.init_barrier(base + pipeline.full, full_arrivals)
+        ptx.init_barrier(base + pipeline.empty, CONSUMER_WARPS * pipeline.warpgroups)
+        ptx.init_barrier(base + pipeline.landed, pipeline.warpgroups)
     cute.arch.mbarrier_init_fence()
 
 

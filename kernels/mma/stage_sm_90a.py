@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 ROWS = 128
-"""Weight rows of one stage: 64 of the up and 64 of the gate group, or 128 of one group."""
+"""Weight rows a warpgroup has of one stage: 64 of the up and 64 of the gate group, or 128 of one group."""
 WEIGHT_BYTES = ROWS * 128 // 2
 """FP4 weights of 128 rows and K128."""
 SCALE_PLANE_BYTES = 4 * ROWS * 4
@@ -38,7 +38,7 @@ STAGED_BLOCK_BYTES = 128
 ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 """One activation row of K128 and its four fp32 scales."""
 CONSUMERS = 128
-"""Threads that multiply, one warpgroup; the warps behind it fill the stages."""
+"""Threads of a warpgroup. One, or several, multiply; the warps behind them fill the stages."""
 BARRIER_BYTES = 8
 
 STAGE_ALIGNMENT = 128
@@ -59,19 +59,22 @@ class Pipeline:
         Activations of K128, a multiple of 16.
     activation_scale_bytes : int
         Their fp32 scales, a multiple of 16.
+    warpgroups : int
+        Warpgroups that multiply the same activations, each with rows of its own.
 
     Notes
     -----
     A stage holds, in this order: weights, rebuilt scales, activations, staged scales, row bases (inline), activation
-    scales, and three barriers. ``full``: everything a consumer reads is there. ``empty``: all consumers are done.
-    ``landed``: the staged scales are there; only who rebuilds them waits for it. Words of raw tiles are staged where
-    their scales are rebuilt, which consumers have read by then.
+    scales, and three barriers. What belongs to rows is there once for every warpgroup. ``full``: everything a consumer
+    reads is there. ``empty``: all consumers are done. ``landed``: the staged scales are there; only who rebuilds them
+    waits for it. Words of raw tiles are staged where their scales are rebuilt, which consumers have read by then.
     """
 
     stages: int
     is_inline: bool
     activation_bytes: int
     activation_scale_bytes: int
+    warpgroups: int = 1
 
     @property
     def weights(self) -> int:
@@ -79,23 +82,28 @@ class Pipeline:
 
     @property
     def scales(self) -> int:
-        return WEIGHT_BYTES
+        return self.warpgroups * WEIGHT_BYTES
 
     @property
     def activations(self) -> int:
-        return self.scales + SCALE_PLANE_BYTES
+        return self.scales + self.warpgroups * SCALE_PLANE_BYTES
 
     @property
     def staged_scales(self) -> int:
         return self.activations + self.activation_bytes
 
     @property
+    def staged_scale_bytes(self) -> int:
+        """Size of the staged scales of one warpgroup."""
+        return 2 * STAGED_BLOCK_BYTES if self.is_inline else NATIVE_SCALE_BYTES
+
+    @property
     def bases(self) -> int:
-        return self.staged_scales + (2 * STAGED_BLOCK_BYTES if self.is_inline else NATIVE_SCALE_BYTES)
+        return self.staged_scales + self.warpgroups * self.staged_scale_bytes
 
     @property
     def activation_scales(self) -> int:
-        return self.bases + (BASE_BLOCK_BYTES if self.is_inline else 0)
+        return self.bases + (self.warpgroups * BASE_BLOCK_BYTES if self.is_inline else 0)
 
     @property
     def full(self) -> int:

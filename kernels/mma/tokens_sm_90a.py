@@ -49,9 +49,9 @@ def fence_async(*, loc=None, ip=None):
 
 
 @dsl_user_op
-def consumer_barrier(*, loc=None, ip=None):
-    """Wait for the 128 threads that multiply; what they wrote to shared memory is then visible to them."""
-    ptx.emit([], [], "bar.sync 1, 128;", "~{memory}", loc=loc, ip=ip)
+def consumer_barrier(warpgroup, *, loc=None, ip=None):
+    """Wait for the 128 threads of a warpgroup, counted from 0; what they wrote to shared memory is visible to them."""
+    ptx.emit([], [Int32(warpgroup) + 1], "bar.sync $0, 128;", "r,~{memory}", loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -103,8 +103,9 @@ class ScalePlane:
 
     def column_offset(self, column):
         """Return the distance of a token's scale in a K32 group to the one in the first."""
-        vectors = 4 * self.blocks * (column // self.columns)
-        return VECTOR_BYTES * vectors + 4 * self.width * (column % self.columns)
+        # One column or two.
+        vectors = 4 * self.blocks * (column >> (self.columns - 1))
+        return VECTOR_BYTES * vectors + 4 * self.width * (column & (self.columns - 1))
 
     def arrange(self, address, lane):
         """Bring the scales of an m tile, 16 bytes of every token, into this order; one warp."""

@@ -146,7 +146,8 @@ class MicroFc1:
                     found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
-                        self.scales.copy(stage, addresses, scales, expert, tile, step, found)
+                        self.scales.copy_raw(stage, addresses, tile, found)
+                        self.scales.copy(stage, addresses, scales, expert, tile, step)
                         if copied >= ahead:
                             self.copy_weights(stage, weights)
                         self.copy_row(stage, row, row_scales)
@@ -176,7 +177,9 @@ class MicroFc1:
                 _, tile, _ = self.divide(task)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
                     ptx.wait(stage + self.pipeline.landed, parity)
-                    self.scales.rebuild(memory, stage, lane, tile & 1, step == 0)
+                    if step == 0:
+                        self.scales.keep_rows(memory, stage, lane, tile & 1)
+                    self.scales.rebuild(memory, stage, lane)
                     mma.arrive_once(stage + self.pipeline.full)
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 

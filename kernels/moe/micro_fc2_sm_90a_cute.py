@@ -133,7 +133,8 @@ class MicroFc2:
                     found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
-                        self.scales.copy(stage, addresses, scales, row_block, step, found)
+                        self.scales.copy_raw(stage, addresses, found)
+                        self.scales.copy(stage, addresses, scales, row_block, step)
                         if copied >= ahead:
                             self.copy_weights(stage, weights, step)
                         self.copy_row(stage, row, row_scales)

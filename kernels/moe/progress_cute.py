@@ -1,9 +1,10 @@
-"""Progress of the first projection, by which the second starts with an m tile before all others are done.
+"""Progress of both projections, by which the second starts with an m tile before all others are done.
 
-It stands behind the number of live m tiles, in ``tile_count`` i32 ``(2 + m_tiles,)``: tasks of the first projection
-that are done in all, and of every m tile. Routing sets all counters to ``COUNTER_START``, and a task of the first
+It stands behind the number of live m tiles, in ``tile_count`` i32 ``(3 + m_tiles,)``. Tasks of the first projection
+that are done in all, and of every m tile: routing sets these counters to ``COUNTER_START``, and a task of the first
 projection adds one to both of its own once its rows are written. A counter that nobody set, such as zero, keeps nobody
-waiting.
+waiting. Between them stands how many tasks of the second projection blocks have taken beyond their first, zero before
+and after a launch: a block that starts sooner, because the first projection was done sooner with its SM, takes more.
 
 Source: PTX ISA, memory consistency model; "red", "ld.acquire", "fence".
 """
@@ -17,7 +18,7 @@ from planfreeze.kernels.moe.routing import COUNTER_START
 
 __all__ = ["DONE", "await_rows", "count_done", "counter_of"]
 
-DONE, FIRST_TILE = 4, 8
+DONE, TAKEN, FIRST_TILE = 4, 8, 12
 """Places of the counters, in bytes."""
 
 
@@ -32,6 +33,14 @@ def add_both(first, second, *, loc=None, ip=None):
 def load_acquire(address, *, loc=None, ip=None):
     """Load a counter; what was written before it was counted up is visible to this thread afterwards."""
     (word,) = ptx.emit([T.i32()], [address], "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l,~{memory}", loc=loc, ip=ip)
+    return Uint32(word)
+
+
+@dsl_user_op
+def count_round(address, last, *, loc=None, ip=None):
+    """Add one to a counter that goes on with zero after ``last``; return what it was."""
+    text = "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;"
+    (word,) = ptx.emit([T.i32()], [address, last], text, "=r,l,r,~{memory}", loc=loc, ip=ip)
     return Uint32(word)
 
 
@@ -76,3 +85,16 @@ def await_rows(tile_count: Int64, m_tile: Int32, tiles: Constexpr, m_tiles: Int3
         wait_for_count(counter_of(tile_count, m_tile), Uint32(tiles))
     fence_async_global()
     return is_open
+
+
+@cute.jit
+def take_task(tile_count: Int64, tasks: Int32, lane: Int32):
+    """Take one of the tasks that follow every block's first; return its number among them, Int32, in lane 0.
+
+    Of the blocks that have a first task each takes until it gets one that is not there. These are as many times as
+    there are tasks, after which the counter is where it began.
+    """
+    taken = Int32(0)
+    if lane == 0:
+        taken = Int32(count_round(tile_count + TAKEN, Uint32(tasks - 1)))
+    return taken

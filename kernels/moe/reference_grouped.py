@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planfreeze.kernels.moe.geometry import GROUP, layout, padded_width
+from planfreeze.kernels.moe.geometry import GROUP
 from planfreeze.kernels.moe.reference import (
     dequantise_mxfp4,
     dequantise_mxfp8,
-    intermediate_planes,
     quantise_intermediate,
     quantise_mxfp8,
     silu_product,
@@ -26,7 +25,6 @@ __all__ = [
     "Routes",
     "grouped_layer",
     "place_routes",
-    "read_intermediate",
     "split_activation",
     "split_fc1",
     "split_fc2",
@@ -165,29 +163,6 @@ def split_fc1(
         up, gate = sums.chunk(2, dim=-1)
         made[rows] = split_activation(gate, up, limit=limit)
     return made
-
-
-def read_intermediate(buffer: Tensor, arch: str, rows: int, intermediate: int) -> tuple[Tensor, Tensor]:
-    """Read a stored intermediate of ``rows`` capacity rows back to K order and scale bytes.
-
-    Returns
-    -------
-    payload : Tensor
-        ``(rows, padded_width)`` uint8.
-    scales : Tensor
-        ``(rows, padded_width / 32)`` uint8.
-
-    Notes
-    -----
-    The inverse of :func:`planfreeze.kernels.moe.reference.arrange_intermediate`.
-    """
-    stored, stored_scales = intermediate_planes(buffer, arch, rows, intermediate)
-    position = torch.tensor(layout(arch).activation_order, device=buffer.device).argsort()
-    payload = stored.unflatten(-1, (-1, GROUP))[..., position].flatten(-2)
-    scales = stored_scales.reshape(rows, padded_width(intermediate) // GROUP)
-    if scales.dtype == torch.float32:
-        scales = scales.view(torch.int32) >> 23
-    return payload, scales.to(torch.uint8)
 
 
 def split_fc2(

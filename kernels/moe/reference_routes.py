@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planfreeze.kernels.moe.routing import max_m_tiles, rows_cap
+from planfreeze.kernels.moe.routing import COUNTS, max_m_tiles, rows_cap
 
 __all__ = ["RoutePlan", "plan_routes"]
 
@@ -23,7 +23,7 @@ class RoutePlan:
     tile_expert, tile_valid : Tensor
         ``(m_tiles,)`` int32: expert and number of routes of every tile; -1 and 0 beyond the live ones.
     tile_count : Tensor
-        ``(2 + m_tiles,)`` int32: live tiles; then zeros, with which nobody waits for the first projection.
+        ``(COUNTS + m_tiles,)`` int32: live tiles; then zeros, with which nobody waits for the first projection.
     """
 
     token_map: Tensor
@@ -77,7 +77,7 @@ def plan_routes(topk_ids: Tensor, topk_weights: Tensor, experts: int, tile_m: in
     number = torch.arange(live, device=device) - tile_base[owner]
     tile_expert[:live] = owner.int()
     tile_valid[:live] = (counts[owner] - number * tile_m).clamp(max=tile_m).int()
-    tile_count = torch.zeros(2 + m_tiles, dtype=torch.int32, device=device)
+    tile_count = torch.zeros(COUNTS + m_tiles, dtype=torch.int32, device=device)
     tile_count[0] = live
     return RoutePlan(
         token_map=token_map,

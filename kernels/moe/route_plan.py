@@ -10,7 +10,7 @@ from typing import ClassVar
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.moe.geometry import ceil_div
-from planfreeze.kernels.moe.routing import TILE_SIZES, max_m_tiles, rows_cap
+from planfreeze.kernels.moe.routing import COUNTS, TILE_SIZES, max_m_tiles, rows_cap
 from planfreeze.payload import Payload
 from planfreeze.target import Target
 
@@ -117,7 +117,7 @@ def arguments(payload: RoutePlanPayload) -> tuple[Argument, ...]:
         pointer("row_weight", "f32", rows),
         pointer("tile_expert", "i32", m_tiles),
         pointer("tile_valid", "i32", m_tiles),
-        pointer("tile_count", "i32", lambda s: 2 + m_tiles(s)),
+        pointer("tile_count", "i32", lambda s: COUNTS + m_tiles(s)),
         pointer("route_output", "bf16", lambda s: s["pairs"] * s["hidden"]),
         scalar("pairs"),
         scalar("hidden"),

@@ -20,7 +20,7 @@ from planfreeze.kernels.mma.words import (
     store_shared_x4,
 )
 from planfreeze.kernels.moe.geometry import ceil_div
-from planfreeze.kernels.moe.progress_cute import DONE, counter_of
+from planfreeze.kernels.moe.progress_cute import DONE, TAKEN, counter_of
 from planfreeze.kernels.moe.routing import COUNTER_START
 
 __all__ = ["RoutePlan"]
@@ -41,7 +41,7 @@ class RoutePlan:
 
     Arguments: ``topk_ids`` and ``topk_weights`` f32 ``(pairs,)``, aligned to their own size; out: ``token_map`` i32
     and ``row_weight`` f32 ``(rows,)``: pair and weight of a row, -1 and 0 in the rows of a live tile that have no
-    pair; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``; ``tile_count`` i32 ``(2 + m_tiles,)``: live tiles,
+    pair; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``; ``tile_count`` i32 ``(3 + m_tiles,)``: live tiles,
     and the counters of :mod:`planfreeze.kernels.moe.progress_cute` at their start;
     ``route_output`` bf16 ``(pairs, hidden)``, 16-byte aligned, ``hidden`` a multiple of 8: zeros in the rows of pairs
     with an id outside 0..experts-1, others are left alone. Then ``pairs``, ``hidden``, and ``rows`` and ``m_tiles``,
@@ -121,6 +121,7 @@ class RoutePlan:
         if block + thread == 0:
             store_global_x1(tile_count, tiles)
             store_global_x1(tile_count + DONE, Uint32(COUNTER_START))
+            store_global_x1(tile_count + TAKEN, Uint32(0))
         for first in cutlass.range(start, end, THREADS, unroll=1):
             self.place(shared, topk_ids, topk_weights, token_map, row_weight, route_output, first, end, hidden, thread)
             if first + THREADS < end:

@@ -6,10 +6,13 @@ fewer routes than rows.
 
 from planfreeze.kernels.moe.geometry import ceil_div
 
-__all__ = ["COUNTER_START", "TILE_SIZES", "max_m_tiles", "rows_cap"]
+__all__ = ["COUNTER_START", "COUNTS", "TILE_SIZES", "max_m_tiles", "rows_cap"]
 
 TILE_SIZES = (8, 16, 32)
 """Rows of a tile that kernels exist for."""
+COUNTS = 3
+"""Words of ``tile_count`` before the counters of the tiles: live tiles, done tasks of the first projection and tasks of
+the second that were taken (see :mod:`planfreeze.kernels.moe.progress_cute`)."""
 COUNTER_START = 1 << 30
 """What routing sets counters of done tasks to: a number that no count comes near."""
 

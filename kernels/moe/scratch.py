@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from planfreeze.kernels.moe.geometry import GROUP, ceil_div, intermediate_bytes, layout, projection_parts
-from planfreeze.kernels.moe.routing import max_m_tiles
+from planfreeze.kernels.moe.routing import COUNTS, max_m_tiles
 from planfreeze.kernels.moe.rules import Backend, ScaleMode, ShardedModel, choose_backend, choose_tile_m
 from planfreeze.kernels.moe.stages import w2_geometry, w13_geometry
 
@@ -121,7 +121,7 @@ def size_scratch(sharded: ShardedModel, arch: str, capacity: int, mode: ScaleMod
         row_weight=row_words,
         tile_expert=tile_words,
         tile_valid=tile_words,
-        tile_count=2 * WORD_BYTES + tile_words if is_grouped else 0,
+        tile_count=COUNTS * WORD_BYTES + tile_words if is_grouped else 0,
         intermediate=intermediate_bytes(arch, counts.rows, sharded.intermediate),
         route_output=pairs * hidden * BF16_BYTES,
         presence=experts if mode is ScaleMode.DECODE else 0,

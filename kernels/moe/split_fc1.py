@@ -21,6 +21,7 @@ from planfreeze.kernels.moe.geometry import (
     row_tiles,
 )
 from planfreeze.kernels.moe.micro_act import is_limit
+from planfreeze.kernels.moe.routing import COUNTS
 from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
@@ -31,8 +32,9 @@ K_TILE = 128
 TILE_ROWS = {"sm_90a": (8, 16, 32), "sm_120a": (16,)}
 """Rows an m tile may have. On sm_90a they are the N of a wgmma, on sm_120a the M of an mma."""
 STAGES_SM_90A = 4
-THREADS_SM_90A = 160
-"""Four warps that multiply and one that fills the stages."""
+THREADS_SM_90A = {1: 160, 3: 512}
+"""By warpgroups that multiply: they and one warp that fills the stages, or a warpgroup of such warps."""
+WIDE_STAGES_SM_90A = 5
 BLOCKS_SM_90A = {8: 4, 16: 4, 32: 3}
 """Resident blocks per SM: as many as the registers of the sums and the shared memory of the ring allow."""
 SWIZZLE_BYTES = 1024
@@ -148,19 +150,29 @@ class TokenPipeline(Pipeline):
         return self.shared_bytes + self.exchange_bytes
 
 
-def pipeline_sm_90a(*, tile_m: int, csf_inline: bool) -> TokenPipeline:
+def warpgroups_sm_90a(*, tile_m: int, intermediate: int) -> int:
+    """Return the warpgroups of a block that multiply, each its own 64-row tile by the rows of the same m tile.
+
+    One, and several blocks an SM, where a tile has few rows: what counts there is how soon weights are asked for. Three
+    of many rows, if that divides the tiles: all there is room for in an SM.
+    """
+    return 3 if tile_m == 32 and intermediate % 192 == 0 else 1
+
+
+def pipeline_sm_90a(*, tile_m: int, csf_inline: bool, warpgroups: int = 1) -> TokenPipeline:
     """Return the shared memory of the sm_90a kernels.
 
     A stage has one K128 of every row of the m tile, their fp32 scales and the words of the task; the exchange area has
     one fp32 value per consumer thread and two result columns of it.
     """
     return TokenPipeline(
-        stages=STAGES_SM_90A,
+        stages=STAGES_SM_90A if warpgroups == 1 else WIDE_STAGES_SM_90A,
         is_inline=csf_inline,
         activation_bytes=tile_m * K_TILE,
         activation_scale_bytes=16 * tile_m + 16,
+        warpgroups=warpgroups,
         tokens=tile_m,
-        exchange_bytes=4 * 64 * tile_m,
+        exchange_bytes=warpgroups * 4 * 64 * tile_m,
     )
 
 
@@ -177,17 +189,23 @@ def split_fc1(payload: SplitFc1Payload, target: Target) -> Definition:
     if payload.tile_m not in rows:
         found = " or ".join(map(str, rows))
         raise InvalidPayload(payload.family_name, f"tile_m = {payload.tile_m} on {target.arch}, which has {found}")
-    tiles = tasks_per_tile(payload, target)
+    tasks = tasks_per_tile(payload, target)
 
     def grid(scalars: Scalars, resident_blocks: int) -> Grid:
-        return (min(scalars["m_tiles"] * tiles, resident_blocks), 1, 1)
+        return (min(scalars["m_tiles"] * tasks, resident_blocks), 1, 1)
 
     return Definition(arguments=arguments(payload, target), source=source(payload, target), grid=grid)
 
 
 def tasks_per_tile(payload: SplitFc1Payload, target: Target) -> int:
-    """Return the row tiles of one m tile: 64 or, on sm_120a, 128 rows of both halves."""
-    return ceil_div(payload.intermediate, layout(target.arch).w13_row_tile)
+    """Return the tasks of one m tile: row tiles of 64 or, on sm_120a, 128 rows of both halves, or threes of them."""
+    tiles = ceil_div(payload.intermediate, layout(target.arch).w13_row_tile)
+    return tiles // warpgroups(payload) if target.arch == "sm_90a" else tiles
+
+
+def warpgroups(payload: SplitFc1Payload) -> int:
+    """Return the warpgroups of a block that multiply on sm_90a."""
+    return warpgroups_sm_90a(tile_m=payload.tile_m, intermediate=payload.intermediate)
 
 
 def arguments(payload: SplitFc1Payload, target: Target) -> tuple[Argument, ...]:
@@ -217,7 +235,7 @@ def arguments(payload: SplitFc1Payload, target: Target) -> tuple[Argument, ...]:
         pointer("token_map", "i32", rows),
         pointer("tile_expert", "i32", lambda s: s["m_tiles"]),
         pointer("tile_valid", "i32", lambda s: s["m_tiles"]),
-        pointer("tile_count", "i32", lambda s: 2 + s["m_tiles"]),
+        pointer("tile_count", "i32", lambda s: COUNTS + s["m_tiles"]),
         pointer("alpha", "f32", lambda s: s["experts"]),
         pointer("intermediate", "u8", lambda s: intermediate_bytes(target.arch, rows(s), payload.intermediate)),
         scalar("tokens"),
@@ -241,18 +259,23 @@ def source(payload: SplitFc1Payload, target: Target) -> CuteSource:
         constants += (("fast_math", True),)
     if payload.csf_inline:
         constants += (("csf_inline", True),)
+    kernel = f"planfreeze.kernels.moe.split_fc1_{target.arch}_cute:SplitFc1"
+    if target.arch == "sm_90a" and warpgroups(payload) > 1:
+        kernel = "planfreeze.kernels.moe.split_fc1_wide_sm_90a_cute:WideSplitFc1"
     return CuteSource(
-        kernel=f"planfreeze.kernels.moe.split_fc1_{target.arch}_cute:SplitFc1",
+        kernel=kernel,
         constants=constants,
         launch=LAUNCHES[target.arch](payload),
     )
 
 
 def launch_sm_90a(payload: SplitFc1Payload) -> LaunchInfo:
+    count = warpgroups(payload)
+    pipeline = pipeline_sm_90a(tile_m=payload.tile_m, csf_inline=payload.csf_inline, warpgroups=count)
     return LaunchInfo(
-        block=(THREADS_SM_90A, 1, 1),
-        shared_bytes=pipeline_sm_90a(tile_m=payload.tile_m, csf_inline=payload.csf_inline).block_bytes,
-        min_blocks=BLOCKS_SM_90A[payload.tile_m],
+        block=(THREADS_SM_90A[count], 1, 1),
+        shared_bytes=pipeline.block_bytes,
+        min_blocks=BLOCKS_SM_90A[payload.tile_m] if count == 1 else 1,
         carveout_percent=100,
     )
 

@@ -80,7 +80,7 @@ class SplitFc1:
 
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in K order, ``a_scale`` u8 ``(tokens, hidden / 32)``, ``w13`` packed
     words; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``token_map`` i32
-    ``(rows,)``, ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``, ``tile_count`` i32 ``(2 + m_tiles,)``, ``alpha``
+    ``(rows,)``, ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``, ``tile_count`` i32 ``(3 + m_tiles,)``, ``alpha``
     f32 ``(experts,)``, ``intermediate`` u8, ``rows`` rows of payload in K order, then a plane of ``rows`` scale words
     for every 128 columns; then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the i32
     and f32 ones to their own size. Rows of a tile from ``tile_valid`` on are not written. Padding columns get zero

@@ -22,12 +22,12 @@ from planfreeze.kernels.mma.mxfp8 import (
 )
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
-from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, SCALE_PLANE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width
 from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
 from planfreeze.kernels.moe.progress_cute import count_done
-from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a
+from planfreeze.kernels.moe.split_fc1 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a, warpgroups_sm_90a
 
 __all__ = ["SplitFc1"]
 
@@ -48,11 +48,11 @@ class SplitFc1:
     Arguments: ``a8`` u8 ``(tokens, hidden)`` in the byte order of sm_90a, ``a_scale`` f32 ``(tokens, hidden / 32)``,
     ``w13`` 32-bit words ``[expert][up, gate][64-row tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the
     native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``; ``token_map`` i32 ``(rows,)``,
-    ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``; ``tile_count`` i32 ``(2 + m_tiles,)``, whose counters it
+    ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``; ``tile_count`` i32 ``(3 + m_tiles,)``, whose counters it
     counts up (see :mod:`planfreeze.kernels.moe.progress_cute`); ``alpha`` f32 ``(experts,)``; ``intermediate`` u8 of
-    ``rows`` rows: payload ``(rows, padded)`` in the byte order of sm_90a, then f32 scales ``(padded / 128, rows, 4)``;
-    then ``tokens``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned. Of m tile m the first
-    tile_valid[m] rows are written, their padding columns with zeros.
+    ``rows`` rows in the order of :func:`planfreeze.kernels.moe.reference_rows.arrange_rows`; then ``tokens``,
+    ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned. Of m tile m the first tile_valid[m] rows are
+    written, their padding columns with zeros.
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
     a ring of 4 stages of K128: weights and scales by bulk copies, activations token by token by 16-byte copies. ``lag``
@@ -93,11 +93,15 @@ class SplitFc1:
         csf_inline: bool = False,
     ) -> None:
         self.launch = launch
-        self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
-        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
-        # The warp that rebuilds inline scales has more to keep, and a kernel's warps have as many registers each.
+        self.warpgroups = warpgroups_sm_90a(tile_m=tile_m, intermediate=intermediate)
+        self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline, warpgroups=self.warpgroups)
+        assert launch.block == (THREADS_SM_90A[self.warpgroups], 1, 1)
+        assert launch.shared_bytes == self.pipeline.block_bytes
+        # The warp that rebuilds inline scales has more to keep, and without a warpgroup of its own as many registers as
+        # those that multiply.
+        long_slots = 6 if csf_inline and self.warpgroups == 1 else 8
         self.product = RowProduct(
-            self.pipeline, tile_m=tile_m, column_stride=2 * mma.CHUNK_BYTES, long_slots=6 if csf_inline else 8
+            self.pipeline, tile_m=tile_m, column_stride=2 * mma.CHUNK_BYTES, long_slots=long_slots
         )
         self.hidden = hidden
         self.intermediate = intermediate
@@ -111,9 +115,13 @@ class SplitFc1:
         # The tile whose columns are followed by 64 of padding, or none.
         self.short_tile = self.tiles - 1 if intermediate % 128 else -1
         # Less than a task's steps: its first step is rebuilt in its own loop, which knows which half of a tile it is.
-        self.lag = min(self.pipeline.stages - 2, self.steps - 1)
+        self.lag = min(2, self.steps - 1)
+        self.scales = self.stage_scales(csf_inline)
+
+    def stage_scales(self, csf_inline):
+        """Return what stages the scales."""
         storage = InlineHalves if csf_inline else NativeHalves
-        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
+        return storage(self.pipeline, hidden=self.hidden, intermediate=self.intermediate)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -131,7 +139,7 @@ class SplitFc1:
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         # The swizzle follows address bits, so the operands' alignment counts from zero.
-        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=1024).toint())
+        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=SWIZZLE_BYTES).toint())
         if thread == 0:
             mma.init_stages(self.pipeline, shared)
         follow()
@@ -180,7 +188,6 @@ class SplitFc1:
         next_factor = Int32(0)
         if block < tasks:
             next_expert, next_valid, next_pair = self.load_tables(parameters, block, lane)
-            self.look_ahead(memory, addresses, block, next_expert, lane)
             next_factor = ptx.load_global_i32(alpha + Int64(next_expert) * 4)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Tables are loaded one task ahead: a load takes about as long as a step.
@@ -195,20 +202,17 @@ class SplitFc1:
             scales, scale_step = self.scales.locate(addresses, wide, tile)
             row = a8 + Int64((lane & 7) * 16)
             row_scales = a_scale + Int64(token) * (self.hidden // 8)
-            self.scales.start(memory)
             for first in cutlass.range(0, self.steps, self.steps // 2, unroll=1):
                 if first > 0:
-                    # Past the last task the expert is an earlier one's, and unused.
-                    self.look_ahead(memory, addresses, task + blocks, next_expert, lane)
+                    # Past the last task the expert is an earlier one's, and the factor unused.
                     next_factor = ptx.load_global_i32(alpha + Int64(next_expert) * 4)
                 for step in cutlass.range(first, first + self.steps // 2, 1, unroll=1):
-                    found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
                         if step == 0:
                             self.hand_over(record, m_tile, tile, valid, factor)
-                        self.copy_weights(stage, weights)
-                        self.scales.copy(stage, addresses, scales, wide, tile, step, found)
+                        self.copy_weights(stage + self.pipeline.weights, stage + self.pipeline.full, weights)
+                        self.scales.copy(stage, addresses, scales, wide, tile, step)
                     tokens.copy_tokens(self.pipeline, stage, lane, row, sources, self.hidden, row_scales, valid)
                     commit_copies()
                     weights = weights + HALF_WEIGHT_BYTES
@@ -216,38 +220,41 @@ class SplitFc1:
                     row_scales = row_scales + ROW_SCALE_BYTES
                     scales = scales + scale_step
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    ring = self.catch_up(memory, ring, copied, lane, tile & 1, step == self.lag)
+                    ring = self.catch_up(memory, ring, copied, lane, tile & 1, step == self.lag, addresses)
                     copied = copied + 1
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
-        self.drain(memory, ring, copied, lane)
+        self.drain(memory, ring, copied, lane, addresses)
 
     @cute.jit
-    def catch_up(self, memory, ring, copied, lane, half, is_first):
+    def catch_up(self, memory, ring, copied, lane, half, is_first, addresses):
         """Rebuild the scales of the step ``lag`` before the one that is copied, and hand its stage over."""
         stage, left, parity = ring
         if copied >= self.lag:
             ptx.wait(stage + self.pipeline.landed, parity)
-            self.scales.rebuild(memory, stage, lane, half, is_first)
+            if is_first:
+                self.scales.keep_rows(memory, stage, lane, half)
+            self.rebuild(memory, stage, lane, addresses)
             wait_copies(self.lag)
             self.publish(stage, lane)
             stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
         return stage, left, parity
 
     @cute.jit
-    def drain(self, memory, behind, copied, lane):
+    def drain(self, memory, behind, copied, lane, addresses):
         """Finish the last stages, nothing being copied any more; ``behind`` are the first one and its phase."""
         stage, left, parity = behind
         wait_copies(0)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             if copied + i >= self.lag:
                 ptx.wait(stage + self.pipeline.landed, parity)
-                self.scales.rebuild(memory, stage, lane, Int32(0), False)
+                self.rebuild(memory, stage, lane, addresses)
                 self.publish(stage, lane)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 
-    def look_ahead(self, memory, addresses, task, expert, lane):
-        """Look at the scales of the next task."""
-        self.scales.look_ahead(memory, addresses, Int64(expert), self.split_task(task)[1], lane)
+    def rebuild(self, memory, stage, lane, addresses):
+        """Rebuild the scales of a stage, which have landed."""
+        self.scales.fetch(memory, addresses, stage, lane)
+        self.scales.rebuild(memory, stage, lane)
 
     def hand_over(self, record, m_tile, tile, valid, factor):
         """Tell the consumers what a task is, and the bits of the expert's factor.
@@ -259,10 +266,8 @@ class SplitFc1:
         words = [Uint32(word) for word in (m_tile, tile, valid, factor)]
         store_shared_x4(record + self.pipeline.task, words)
 
-    def copy_weights(self, stage, weights):
+    def copy_weights(self, target, full, weights):
         """Start the bulk copies that ``full`` waits for: the weights of both groups."""
-        full = stage + self.pipeline.full
-        target = stage + self.pipeline.weights
         size_bytes = Int32(HALF_WEIGHT_BYTES)
         gate = weights + Int64(self.hidden * self.intermediate // 2)
         ptx.arrive_expecting(full, Int32(WEIGHT_BYTES))
@@ -277,6 +282,11 @@ class SplitFc1:
 
     # --- consumers ----------------------------------------------------------------------------------------------
 
+    def place(self, thread):
+        """Return the warpgroup of a thread that multiplies, its lane, and its warp in the warpgroup."""
+        warpgroup = 0 if self.warpgroups == 1 else thread >> 7
+        return warpgroup, thread & 31, (thread >> 5) & 3
+
     def take_over(self, record):
         """Return what :meth:`hand_over` said of a task."""
         return [Int32(word) for word in ptx.load_shared_x4(record + self.pipeline.task)]
@@ -286,10 +296,10 @@ class SplitFc1:
         """Multiply the stages of every task and write its part of the intermediate."""
         block, blocks, tasks = walk
         tile_count, _, intermediate, _, _, rows, _ = parameters[-7:]
-        lane, warp = thread & 31, thread >> 5
+        warpgroup, lane, warp = self.place(thread)
         group, chunk = warp >> 1, warp & 1
-        weight_offset = group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
-        scale_offset = self.pipeline.scales + (warp * 8 + (lane >> 2)) * 16
+        weight_offset = warpgroup * WEIGHT_BYTES + group * HALF_WEIGHT_BYTES + chunk * mma.CHUNK_BYTES + lane * 16
+        scale_offset = self.pipeline.scales + warpgroup * SCALE_PLANE_BYTES + (warp * 8 + (lane >> 2)) * 16
         sums = cute.make_rmem_tensor((self.tile_m,), Float32)
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
         record, record_left = shared, Int32(self.pipeline.stages)
@@ -309,33 +319,34 @@ class SplitFc1:
     def finish(self, shared, thread, record, tile_count, intermediate, rows, sums):
         """Write the part of the intermediate that a task made, and count it."""
         # Read anew, not kept: the main loop needs the registers.
-        lane, warp = thread & 31, thread >> 5
+        warpgroup, lane, warp = self.place(thread)
         group, chunk = warp >> 1, warp & 1
-        m_tile, tile, valid, factor = self.take_over(record)
+        m_tile, first_tile, valid, factor = self.take_over(record)
+        tile = first_tile + warpgroup
         scaled = ptx.mul_rn(ptx.float_of_bits(Uint32(factor)), Float32(mma.PRODUCT_FACTOR))
-        gates, ups = self.meet(shared + self.pipeline.exchange, lane, warp, sums, scaled)
+        gates, ups = self.meet(shared, warpgroup, lane, warp, sums, scaled)
         token = tokens.token_of_slot(lane, group)
-        row = Int64(m_tile) * self.tile_m + Int64(token)
-        payload_target, scale_target = self.targets(intermediate, rows, row, tile * 64 + chunk * 32, lane)
+        payloads, scales = self.targets(intermediate, rows, m_tile, tile * 64 + chunk * 32, lane, group)
         for part in cutlass.range_constexpr(self.tile_m // 8):
             if tokens.token_of_slot(0, 2 * part + group) < valid:
                 payload, byte = self.activate(lane, gates[4 * part : 4 * part + 4], ups[4 * part : 4 * part + 4])
                 if token + 8 * part < valid:
-                    payload_at = payload_target + 8 * part * self.padded
-                    self.store(payload_at, scale_target + 8 * part * 16, tile, lane, payload, byte)
+                    scale = scales + self.product.plane.token_offset(token + 8 * part)
+                    self.store([at + 8 * part * ROW_BYTES for at in payloads], scale, tile, lane, payload, byte)
         # The exchange area is free for the next task, too.
-        tokens.consumer_barrier()
-        if thread == 0:
+        tokens.consumer_barrier(warpgroup)
+        if (thread & (CONSUMERS - 1)) == 0:
             count_done(tile_count, m_tile)
 
-    def meet(self, exchange_area, lane, warp, sums, factor):
+    def meet(self, shared, warpgroup, lane, warp, sums, factor):
         """Bring gate and up of a column to one lane: lists of four rows for every eight tokens.
 
         The warps of the up rows get the gate sums of their even result columns and give the up sums of their odd ones.
         """
         is_gate = warp >= 2
         size_bytes = 64 * self.tile_m
-        mine, partners = (exchange_area + w * size_bytes + lane * 4 for w in (warp, warp ^ 2))
+        area = shared + self.pipeline.exchange + warpgroup * (4 * size_bytes) + lane * 4
+        mine, partners = (area + w * size_bytes for w in (warp, warp ^ 2))
         pairs = []
         for part in range(self.tile_m // 8):
             for nt in range(4):
@@ -343,7 +354,7 @@ class SplitFc1:
                 pairs.append((select(is_gate, odd, even), select(is_gate, even, odd)))
         for i, (_, given) in enumerate(pairs):
             ptx.store_shared_f32(mine + 128 * i, ptx.float_of_bits(given))
-        tokens.consumer_barrier()
+        tokens.consumer_barrier(warpgroup)
         gates, ups = [], []
         for i, (kept, _) in enumerate(pairs):
             taken = ptx.load_shared(partners + 128 * i)
@@ -371,21 +382,31 @@ class SplitFc1:
         order = select((lane & 16) == 0, Uint32(0x5410), Uint32(0x3276))
         return tokens.permute_bytes(payload, exchange(payload, 16), order), byte
 
-    def targets(self, intermediate, rows, row, column, lane):
-        """Return where the payload word a lane has of a row and 32 columns belongs, and their scale."""
+    def targets(self, intermediate, rows, m_tile, column, lane, group):
+        """Return where a lane's payload word of its first row and 32 columns belongs, and the one 64 columns further.
+
+        With them, where the scales of the m tile's rows in these columns begin.
+        """
         quad = lane >> 2
-        position = (quad & 1) * 16 + (quad >> 1) * 4
+        step = Int64(column >> 7)
+        operand_row = 2 * (lane & 3) + group
+        chunk = ((column >> 4) & 7) + (quad & 1)
+        first = intermediate + (Int64(m_tile) * (self.padded // 128) + step) * (self.tile_m * ROW_BYTES)
+        payloads = [
+            first + Int64(operand_row * ROW_BYTES + (((chunk ^ operand_row) ^ far) << 4) + (quad >> 1) * 4)
+            for far in (0, 4)
+        ]
         scales = intermediate + Int64(rows) * self.padded
-        scale = scales + (Int64(column >> 7) * rows + row) * 16 + Int64(((column >> 5) & 3) * 4)
-        return intermediate + row * self.padded + Int64(column + position), scale
+        scales = scales + (step * rows + Int64(m_tile) * self.tile_m) * ROW_SCALE_BYTES
+        return payloads, scales + Int64(self.product.plane.column_offset((column >> 5) & 3))
 
     @cute.jit
-    def store(self, payload_target, scale_target, tile, lane, payload, byte):
+    def store(self, payload_targets, scale_target, tile, lane, payload, byte):
         """Store a lane's payload word, and in one lane of eight the scale; clear the padding of the last tile."""
-        store_global_x1(payload_target, payload)
+        store_global_x1(payload_targets[0], payload)
         if lane < 4:
             store_global_x1(scale_target, byte << 23)
         if tile == self.short_tile:
-            store_global_x1(payload_target + 64, Uint32(0))
+            store_global_x1(payload_targets[1], Uint32(0))
             if lane < 4:
-                store_global_x1(scale_target + 8, Uint32(0))
+                store_global_x1(scale_target + self.product.plane.column_offset(2), Uint32(0))

@@ -11,12 +11,13 @@ from typing import ClassVar
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.mma.stage_sm_90a import BARRIER_BYTES, Pipeline
-from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, intermediate_bytes, is_compact, row_tiles
+from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, ceil_div, intermediate_bytes, is_compact, row_tiles
+from planfreeze.kernels.moe.routing import COUNTS
 from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES
 from planfreeze.payload import Field, Payload
 from planfreeze.target import Target
 
-__all__ = ["TILES_M", "SplitFc2Payload", "SwizzledPipeline", "pipeline_sm_90a", "split_fc2"]
+__all__ = ["RECORDS", "TILES_M", "RowPipeline", "SplitFc2Payload", "pipeline_sm_90a", "split_fc2"]
 
 TILES_M = {"sm_90a": (8, 16, 32), "sm_120a": (16,)}
 """Rows per tile that the kernels of an architecture are written for."""
@@ -25,6 +26,8 @@ THREADS_SM_90A = 160
 STAGES_SM_90A = 4
 BLOCKS_SM_90A = {8: 4, 16: 4, 32: 3}
 """Resident blocks per SM: what the registers of ``tile_m`` sums and the shared memory leave room for."""
+RECORDS = 8
+"""Records of tasks on sm_90a: a power of two, and more than the stages, of which a short task takes only one."""
 SWIZZLE_BYTES = 1024
 """Alignment of an operand in 128-byte swizzle: the pattern repeats after eight rows (PTX ISA, wgmma operands)."""
 SHARED_BYTES_SM_120A = 22_528
@@ -83,25 +86,62 @@ def explain_refusal(payload: SplitFc2Payload) -> str | None:
     return None
 
 
-class SwizzledPipeline(Pipeline):
-    """A pipeline whose activations are an operand in 128-byte swizzle: every stage starts at a whole pattern."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPipeline(Pipeline):
+    """Stages with intermediate rows as a swizzled operand, and records of tasks behind the ring.
 
-    __slots__ = ()
+    Parameters
+    ----------
+    rows : int
+        Rows of the m tile.
+
+    Notes
+    -----
+    A record is four words about a task, then its rows' pairs and weights, four bytes each.
+    """
+
+    rows: int
 
     @property
     def stage_bytes(self) -> int:
-        """Distance between stages."""
+        """Distance between stages; each starts at a whole pattern of the swizzle."""
         used = self.landed + BARRIER_BYTES
-        return -(-used // SWIZZLE_BYTES) * SWIZZLE_BYTES
+        return ceil_div(used, SWIZZLE_BYTES) * SWIZZLE_BYTES
+
+    @property
+    def records(self) -> int:
+        """Offset of the first record, in the block."""
+        return self.shared_bytes
+
+    @property
+    def pairs(self) -> int:
+        """Offset of the pairs in a record."""
+        return 16
+
+    @property
+    def row_weights(self) -> int:
+        """Offset of the weights in a record."""
+        return self.pairs + 4 * self.rows
+
+    @property
+    def record_bytes(self) -> int:
+        """Distance between records."""
+        return self.row_weights + 4 * self.rows
+
+    @property
+    def block_bytes(self) -> int:
+        """Dynamic shared memory of a block; ``shared_bytes`` is the ring's alone."""
+        return self.records + RECORDS * self.record_bytes
 
 
-def pipeline_sm_90a(*, tile_m: int, csf_inline: bool) -> SwizzledPipeline:
+def pipeline_sm_90a(*, tile_m: int, csf_inline: bool) -> RowPipeline:
     """Return the shared memory of the sm_90a kernels: ``tile_m`` rows of K128 and their four fp32 scales a stage."""
-    return SwizzledPipeline(
+    return RowPipeline(
         stages=STAGES_SM_90A,
         is_inline=csf_inline,
         activation_bytes=tile_m * 128,
         activation_scale_bytes=tile_m * 16,
+        rows=tile_m,
     )
 
 
@@ -149,11 +189,11 @@ def arguments(payload: SplitFc2Payload, target: Target) -> tuple[Argument, ...]:
         pointer("intermediate", "u8", lambda s: intermediate_bytes(target.arch, rows(s), intermediate)),
         pointer("w2", "u8", lambda s: s["experts"] * hidden * intermediate // 2),
         *scales,
-        pointer("token_map", "i32", rows, alignment=4),
-        pointer("row_weight", "f32", rows, alignment=4),
+        pointer("token_map", "i32", rows),
+        pointer("row_weight", "f32", rows),
         pointer("tile_expert", "i32", lambda s: s["m_tiles"], alignment=4),
         pointer("tile_valid", "i32", lambda s: s["m_tiles"], alignment=4),
-        pointer("tile_count", "i32", lambda s: 2 + s["m_tiles"], alignment=4),
+        pointer("tile_count", "i32", lambda s: COUNTS + s["m_tiles"], alignment=4),
         pointer("alpha", "f32", lambda s: s["experts"]),
         pointer("route_output", "bf16", lambda s: s["pairs"] * hidden),
         scalar("pairs"),
@@ -182,7 +222,7 @@ def source(payload: SplitFc2Payload, target: Target) -> CuteSource:
 def launch_sm_90a(tile_m: int, csf_inline: bool) -> LaunchInfo:
     return LaunchInfo(
         block=(THREADS_SM_90A, 1, 1),
-        shared_bytes=pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline).shared_bytes,
+        shared_bytes=pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline).block_bytes,
         min_blocks=BLOCKS_SM_90A[tile_m],
         carveout_percent=100,
     )

@@ -65,7 +65,7 @@ class SplitFc2:
     Arguments: ``intermediate`` u8, ``rows`` rows of payload in K order, then a plane of ``rows`` scale words for every
     128 columns; ``w2`` packed words; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and
     ``raw``; ``token_map`` i32 and ``row_weight`` f32 ``(rows,)``, ``tile_expert`` and ``tile_valid`` i32
-    ``(m_tiles,)``, ``tile_count`` i32 ``(2 + m_tiles,)``, ``alpha`` f32 ``(experts,)``, ``route_output`` bf16
+    ``(m_tiles,)``, ``tile_count`` i32 ``(3 + m_tiles,)``, ``alpha`` f32 ``(experts,)``, ``route_output`` bf16
     ``(pairs, hidden)``; then ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the i32
     and f32 ones to their own size. Rows of a tile from ``tile_valid`` on are not used, and rows of ``route_output``
     that no row of the tiles names are not written. Columns that pad the intermediate hold zeros.

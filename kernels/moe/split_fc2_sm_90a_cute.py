@@ -9,13 +9,14 @@ from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
 from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
-from planfreeze.kernels.mma.memory import commit_copies, select, wait_copies
+from planfreeze.kernels.mma.memory import select
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
+from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
-from planfreeze.kernels.moe.progress_cute import await_rows
-from planfreeze.kernels.moe.split_fc2 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
+from planfreeze.kernels.moe.progress_cute import await_rows, take_task
+from planfreeze.kernels.moe.split_fc2 import RECORDS, SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
 
 __all__ = ["SplitFc2"]
 
@@ -28,24 +29,26 @@ class SplitFc2:
     32 K is a product of its own, rescaled and added in fp32, in K order; then the sum is multiplied by 64 (see
     ``mma``), alpha and weight, every operation rounded on its own.
 
-    Arguments: ``intermediate`` u8, for ``rows`` rows: payload ``(rows, padded K)`` in the byte order of sm_90a, then
-    f32 scales ``(padded K / 128, rows, 4)``; ``w2`` 32-bit words ``[expert][128-row tile][K128][K32][32-row
-    chunk][lane][nt]``; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``, ``bases`` and ``raw``;
-    ``token_map`` i32 and ``row_weight`` f32 ``(rows,)``; ``tile_expert`` and ``tile_valid`` i32 ``(m_tiles,)``;
-    ``tile_count`` i32 ``(2 + m_tiles,)``, by whose counters it waits for the rows of an m tile (see
-    :mod:`planfreeze.kernels.moe.progress_cute`); ``alpha`` f32 ``(experts,)``; ``route_output`` bf16
-    ``(pairs, hidden)``; then ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are 16-byte aligned, the tables
-    4. A live m tile has a valid row. Counters at their start say that a ``split_fc1`` of this geometry was launched
-    after they were set, without which this kernel never ends; zeros wait for nobody.
+    Arguments: ``intermediate`` u8, ``rows`` rows in the order of
+    :func:`planfreeze.kernels.moe.reference_rows.arrange_rows`; ``w2`` 32-bit words ``[expert][128-row
+    tile][K128][K32][32-row chunk][lane][nt]``; ``scales`` u8, the native plane, or with ``csf_inline`` ``tiles``,
+    ``bases`` and ``raw``; ``token_map`` i32 and ``row_weight`` f32 ``(rows,)``; ``tile_expert`` and ``tile_valid`` i32
+    ``(m_tiles,)``; ``tile_count`` i32 ``(3 + m_tiles,)``, by whose counters it waits for the rows of an m tile and
+    shares out its tasks (see :mod:`planfreeze.kernels.moe.progress_cute`); ``alpha`` f32 ``(experts,)``;
+    ``route_output`` bf16 ``(pairs, hidden)``; then ``pairs``, ``experts``, ``rows`` and ``m_tiles``. Tensors are
+    16-byte aligned, the tables of m tiles 4. A live m tile has a valid row. Counters at their start say that a
+    ``split_fc1`` of this geometry was launched after they were set, without which this kernel never ends; zeros wait
+    for nobody.
 
     Tiles: 160 threads. Warps 0 to 3, one warpgroup, multiply 32 weight rows each with tile_m intermediate rows. Warp 4
-    fills a ring of 4 stages of K128, weights and scales by bulk copies, the valid rows in 128-byte swizzle by cp.async
-    of 16 bytes; two steps later it rebuilds the scales to fp32, so that both kinds of scale storage reach the very same
+    fills a ring of 4 stages of K128 by bulk copies: weights, scales, and the rows, which are stored as the operand they
+    become; two steps later it rebuilds the scales to fp32, so that both kinds of scale storage reach the very same
     instructions of the other warps. The ring never drains between tasks, which are as short as one step. When K is an
-    odd multiple of 64 the last step of a task has K64. Rows that are not valid are neither copied nor stored; what
-    their columns of the product hold reaches no other column. 49,152 bytes of shared memory and at most 96
-    registers for tile_m 8, 53,248 and 96 for 16, both with 4 blocks per SM; 65,536 (inline: 61,440) and 128 for 32,
-    with 3. Persistent blocks stride over the tasks, tile-major: the tasks of one tile share its rows in L2. sm_90a.
+    odd multiple of 64 the last step of a task has K64. Rows are copied by eights, those that are not valid are not
+    stored; what their columns of the product hold reaches no other column. 49,792 bytes of shared memory and at most 96
+    registers for tile_m 8, 54,400 and 96 for 16, both with 4 blocks per SM; 67,712 (inline: 63,616) and 128 for 32,
+    with 3. A block's first task is that of its number; it takes the others, tile-major: the tasks of one tile share its
+    rows in L2. sm_90a.
 
     Parameters
     ----------
@@ -64,10 +67,12 @@ class SplitFc2:
     ) -> None:
         self.launch = launch
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
-        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.shared_bytes
+        assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
         assert self.pipeline.activations % SWIZZLE_BYTES == 0
+        # Where all steps are whole, registers of tiles of 32 rows would be spilled for more.
+        long_slots = 2 if tile_m == 32 and intermediate % 128 == 0 else 4
         self.product = RowProduct(
-            self.pipeline, tile_m=tile_m, column_stride=mma.CONSUMER_WARPS * mma.CHUNK_BYTES, long_slots=4
+            self.pipeline, tile_m=tile_m, column_stride=mma.CONSUMER_WARPS * mma.CHUNK_BYTES, long_slots=long_slots
         )
         self.hidden = hidden
         self.tile_m = tile_m
@@ -110,7 +115,8 @@ class SplitFc2:
         if thread >= CONSUMERS:
             self.produce(shared, thread & 31, walk, expert, valid, parameters)
         else:
-            self.consume(shared, thread, walk, expert, valid, parameters)
+            if block < count * self.tiles:
+                self.consume(shared, thread, parameters)
 
     def split_task(self, task):
         """Return the m tile and the 128-column tile of a task, Int32."""
@@ -132,71 +138,94 @@ class SplitFc2:
         row_count = parameters[-2]
         tile_count = parameters[-7]
         m_tiles = Int32(Uint32(tasks) // Uint32(self.tiles))
-        lane_source = intermediate + Int64(lane >> 3) * self.padded + Int64((lane & 7) * 16)
         first_row_scales = intermediate + Int64(row_count) * self.padded
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
         behind, behind_left, behind_parity = shared, Int32(self.pipeline.stages), Int32(0)
         behind_step = Int32(0)
-        copied, ahead = Int32(0), Int32(0)
+        copied, ahead, order = Int32(0), Int32(0), Int32(0)
         memory = self.scales.remember()
+        alpha, next_factor = parameters[-6], Int32(0)
         if block < tasks:
+            next_factor = ptx.load_global_i32(alpha + Int64(next_expert) * 4)
             row_block = self.row_block(next_expert, block)
-            self.scales.look_ahead(memory, addresses, row_block, lane)
             ahead = self.copy_ahead(shared, w2 + row_block * self.row_block_bytes)
         # Routes and weights are older than the launch before this one, whose rows are waited for tile by tile.
         start_next()
         is_open = Int32(1)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
-            # Entries are loaded one task ahead: a load takes about as long as a step.
-            expert, valid = next_expert, next_valid
-            if task + blocks < tasks:
-                next_expert, next_valid = self.load_entry(parameters, task + blocks)
+        first_tasks = cutlass.min(blocks, tasks)
+        task = block
+        while task < tasks:
+            expert, valid, factor = next_expert, next_valid, next_factor
+            next_task = take_task(tile_count, tasks, lane)
             m_tile, _ = self.split_task(task)
             row_block = self.row_block(expert, task)
             weights = w2 + row_block * self.row_block_bytes
             first_row = Int64(m_tile) * self.tile_m
-            source = lane_source + first_row * self.padded
+            source = intermediate + first_row * self.padded
             row_scales = first_row_scales + first_row * ROW_SCALE_BYTES
             scales = self.scales.locate(addresses, row_block)
-            self.scales.start(memory)
             if is_open != 0:
                 is_open = await_rows(tile_count, m_tile, self.first_tiles, m_tiles)
             for step in cutlass.range(0, self.steps, 1, unroll=1):
-                found = self.scales.find(memory, step)
                 ptx.wait(stage + self.pipeline.empty, parity)
+                if (step == 0) & (lane == 0):
+                    self.hand_over(self.record(shared, order), task, valid, factor)
                 with cute.arch.elect_one():
                     if copied >= ahead:
                         self.copy_weights(stage, weights, step)
-                    self.copy_row_scales(stage, row_scales)
-                    self.scales.copy(stage, addresses, scales, row_block, step, found)
-                target = stage + self.pipeline.activations
-                tokens.copy_chunks(target, lane, source, range(0, self.tile_m, 4), self.padded, valid)
-                commit_copies()
+                    if step == 0:
+                        self.copy_tables(self.record(shared, order), stage, parameters, first_row)
+                    self.copy_rows(stage, source, row_scales, valid)
+                    self.scales.copy(stage, addresses, scales, row_block, step)
                 weights = weights + WEIGHT_BYTES
-                source = source + ROW_BYTES
+                source = source + self.tile_m * ROW_BYTES
                 row_scales = row_scales + Int64(row_count) * ROW_SCALE_BYTES
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 if copied >= self.lag:
-                    wait_copies(self.lag)
-                    self.finish(memory, behind, behind_parity, lane, behind_step)
+                    self.finish(memory, addresses, behind, behind_parity, lane, behind_step)
                     behind, behind_left, behind_parity = mma.advance(self.pipeline, behind, behind_left, behind_parity)
                     behind_step = self.advance_step(behind_step)
-                if step == self.steps - 1:
-                    # Past the last task the expert is an earlier one's, and never asked for.
-                    self.scales.look_ahead(memory, addresses, self.row_block(next_expert, task + blocks), lane)
+                words = (next_task, next_expert, next_valid, next_factor)
+                words = self.look_up(parameters, tasks, first_tasks, lane, step, words)
+                next_task, next_expert, next_valid, next_factor = words
                 copied = copied + 1
-        self.drain(memory, (behind, behind_left, behind_parity, behind_step), copied, lane)
+            # The same in all lanes, which the compiler does not know.
+            task = cute.arch.make_warp_uniform(next_task)
+            order = order + 1
+        self.drain(memory, addresses, (behind, behind_left, behind_parity, behind_step), copied, lane)
+        if block < tasks:
+            ptx.wait(stage + self.pipeline.empty, parity)
+            with cute.arch.elect_one():
+                self.end(self.record(shared, order), stage)
         # Who waits for this launch relies on the one before it, too.
         wait_for_previous()
 
     @cute.jit
-    def drain(self, memory, behind, copied, lane):
+    def look_up(self, parameters, tasks, first_tasks, lane, step, words):
+        """Look up the task after this one, its expert, valid rows and factor: some in one step, some in a later one.
+
+        The number that was asked for when this task began has come by its middle, and what is loaded by it comes during
+        the steps that are left: to lane 0 alone, because a warp is made to wait at once for what all its lanes load.
+        Past the last task expert and rows are earlier ones, and nobody asks for them.
+        """
+        task, expert, valid, factor = words
+        if step == self.steps // 2:
+            task = first_tasks + task
+            if (lane == 0) & (task < tasks):
+                expert, valid = self.load_entry(parameters, task)
+        if step == self.steps - 1:
+            task, expert, valid = (cute.arch.shuffle_sync(word, 0) for word in (task, expert, valid))
+            if lane == 0:
+                factor = ptx.load_global_i32(parameters[-6] + Int64(expert) * 4)
+        return task, expert, valid, factor
+
+    @cute.jit
+    def drain(self, memory, addresses, behind, copied, lane):
         """Finish the last stages, nothing being copied any more; ``behind`` are the first one, its phase and step."""
         stage, left, parity, step = behind
-        wait_copies(0)
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             if copied + i >= self.lag:
-                self.finish(memory, stage, parity, lane, step)
+                self.finish(memory, addresses, stage, parity, lane, step)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
                 step = self.advance_step(step)
 
@@ -212,6 +241,32 @@ class SplitFc2:
                 self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * WEIGHT_BYTES, Int32(i))
         return Int32(stages)
 
+    def record(self, shared, order):
+        """Return the address of the record of a block's task, which are counted from 0."""
+        return shared + self.pipeline.records + (order & (RECORDS - 1)) * self.pipeline.record_bytes
+
+    def hand_over(self, record, task, valid, factor):
+        """Tell the consumers what a task is, and the bits of its expert's factor.
+
+        It is told in a task's first step, whose stage consumers have left. So they have ended the tasks before the one
+        of that stage, and there are more records than tasks that a ring has stages of.
+        """
+        store_shared_x4(record, [Uint32(word) for word in (task, valid, factor, 0)])
+
+    def end(self, record, stage):
+        """Tell the consumers, in place of a first step, that there is no more task."""
+        self.hand_over(record, 0, 0, 0)
+        for _ in range(2):
+            ptx.arrive(stage + self.pipeline.full)
+
+    def copy_tables(self, record, stage, parameters, first_row):
+        """Start copying the pairs and weights of a task's rows, which ``full`` of its first step waits for."""
+        full = stage + self.pipeline.full
+        size_bytes = Int32(4 * self.tile_m)
+        ptx.expect(full, 2 * size_bytes)
+        for table, offset in zip(parameters[-11:-9], (self.pipeline.pairs, self.pipeline.row_weights), strict=True):
+            ptx.copy_bulk(record + offset, table + first_row * 4, size_bytes, full)
+
     def copy_weights(self, stage, weights, step):
         """Start the copy of the weights, of K64 in a tail, which ``full`` waits for."""
         full = stage + self.pipeline.full
@@ -219,22 +274,20 @@ class SplitFc2:
         ptx.arrive_expecting(full, size_bytes)
         ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
 
-    def copy_row_scales(self, stage, row_scales):
-        """Start the copy of the scales of the rows, which ``landed`` waits for, too."""
-        landed = stage + self.pipeline.landed
-        size_bytes = Int32(self.tile_m * ROW_SCALE_BYTES)
-        ptx.expect(landed, size_bytes)
-        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, size_bytes, landed)
+    def copy_rows(self, stage, source, row_scales, valid):
+        """Start the copies of the rows, by eights up to the last valid one, and of their scales."""
+        full = stage + self.pipeline.full
+        payload_bytes = ((valid + 7) >> 3) * Int32(8 * ROW_BYTES)
+        scale_bytes = Int32(self.tile_m * ROW_SCALE_BYTES)
+        ptx.expect(full, payload_bytes + scale_bytes)
+        ptx.copy_bulk(stage + self.pipeline.activations, source, payload_bytes, full)
+        ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, scale_bytes, full)
 
-    def finish(self, memory, stage, parity, lane, step):
-        """Rebuild the scales of a stage once they have landed, and arrive on ``full``.
-
-        The copies this lane made into the stage are complete.
-        """
-        tokens.fence_async()
+    def finish(self, memory, addresses, stage, parity, lane, step):
+        """Rebuild the scales of a stage once they have landed, and arrive on ``full``."""
         ptx.wait(stage + self.pipeline.landed, parity)
+        self.scales.fetch(addresses, stage, lane)
         self.scales.rebuild(memory, stage, lane, step)
-        self.product.plane.arrange(stage + self.pipeline.activation_scales, lane)
         mma.arrive_once(stage + self.pipeline.full)
 
     @cute.jit
@@ -246,42 +299,29 @@ class SplitFc2:
         return step
 
     @cute.jit
-    def consume(self, shared, thread, walk, next_expert, next_valid, parameters):
-        """Multiply the stages of every task, and store the results of the rows that are valid."""
-        block, blocks, tasks = walk
-        token_map, row_weight = parameters[-11:-9]
-        alpha, route_output = parameters[-6:-4]
+    def consume(self, shared, thread, parameters):
+        """Multiply the stages of every task that is handed over, and store the results of the rows that are valid."""
+        route_output = parameters[-5]
         lane, warp = thread & 31, thread >> 5
-        quad = lane >> 2
         weight_offset = warp * mma.CHUNK_BYTES + lane * 16
-        scale_offset = self.pipeline.scales + (warp * 8 + quad) * 16
-        slots = self.product.slots
-        sums = cute.make_rmem_tensor((4 * slots,), Float32)
-        stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
-        for task in cutlass.range(block, tasks, blocks, unroll=1):
-            expert, valid = next_expert, next_valid
-            if task + blocks < tasks:
-                next_expert, next_valid = self.load_entry(parameters, task + blocks)
-            m_tile, tile = self.split_task(task)
-            # Loaded before the steps, which hide the latency: lane l has the entry of row l, valid or not.
-            factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
-            entry = Int64(m_tile * self.tile_m + (lane & (self.tile_m - 1))) * 4
-            row_pair = ptx.load_global_i32(token_map + entry)
-            weight = ptx.load_global_f32(row_weight + entry)
-            for index in cutlass.range_constexpr(4 * slots):
+        scale_offset = self.pipeline.scales + (warp * 8 + (lane >> 2)) * 16
+        sums = cute.make_rmem_tensor((4 * self.product.slots,), Float32)
+        ring = (shared, Int32(self.pipeline.stages), Int32(0))
+        order = Int32(0)
+        valid = self.take_over(self.record(shared, order), ring)
+        while valid > 0:
+            for index in cutlass.range_constexpr(4 * self.product.slots):
                 sums[index] = Float32(0.0)
-            ring = (stage, left, parity)
-            stage, left, parity = self.multiply_steps(ring, lane, weight_offset, scale_offset, valid, sums)
-            first_column = Int64(tile * 128 + warp * 32 + quad)
-            for slot in cutlass.range_constexpr(slots):
-                # The same in all lanes; and what slots need is not held for all of them at once.
-                if tokens.token_of_slot(0, slot) < valid:
-                    row = tokens.token_of_slot(lane, slot)
-                    pair = cute.arch.shuffle_sync(row_pair, row)
-                    slot_weight = cute.arch.shuffle_sync(weight, row)
-                    if row < valid:
-                        target = route_output + (Int64(pair) * self.hidden + first_column) * 2
-                        self.store_column(target, sums, slot, factor, slot_weight)
+            ring = self.multiply_steps(ring, lane, weight_offset, scale_offset, valid, sums)
+            self.store(self.record(shared, order), route_output, valid, sums)
+            order = order + 1
+            valid = self.take_over(self.record(shared, order), ring)
+
+    def take_over(self, record, ring):
+        """Wait for a task and return its valid rows, of which there are none after the last task."""
+        stage, _, parity = ring
+        ptx.wait(stage + self.pipeline.full, parity)
+        return cute.arch.make_warp_uniform(Int32(ptx.load_shared(record + 4)))
 
     @cute.jit
     def multiply_steps(self, ring, lane, weight_offset, scale_offset, valid, sums):
@@ -299,6 +339,25 @@ class SplitFc2:
             self.product.multiply(stage, lane, weight_offset, scale_offset, valid, sums, mma.TAIL_COLUMNS)
             stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
         return stage, left, parity
+
+    @cute.jit
+    def store(self, record, route_output, valid, sums):
+        """Store the results of a task's valid rows."""
+        # Read anew, not kept: the main loop needs the registers.
+        thread, _, _ = cute.arch.thread_idx()
+        lane, warp = thread & 31, thread >> 5
+        task, _, factor, _ = ptx.load_shared_x4(record)
+        _, tile = self.split_task(Int32(task))
+        first_column = Int64(tile * 128 + warp * 32 + (lane >> 2))
+        for slot in cutlass.range_constexpr(self.product.slots):
+            # The same in all lanes; and what slots need is not held for all of them at once.
+            if tokens.token_of_slot(0, slot) < valid:
+                row = tokens.token_of_slot(lane, slot)
+                if row < valid:
+                    pair = Int32(ptx.load_shared(record + self.pipeline.pairs + row * 4))
+                    row_weight = ptx.float_of_bits(ptx.load_shared(record + self.pipeline.row_weights + row * 4))
+                    target = route_output + (Int64(pair) * self.hidden + first_column) * 2
+                    self.store_column(target, sums, slot, ptx.float_of_bits(factor), row_weight)
 
     def store_column(self, target, sums, slot, factor, row_weight):
         """Store the four results a lane has of one row."""

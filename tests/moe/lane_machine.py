@@ -79,7 +79,8 @@ class Block:
         self.shared = np.full(SHARED_BASE + launch.shared_bytes, 0xFF, dtype=np.uint8)
         self.turns, self.barriers = Turns(seed), {}
         self.warps = [Meeting(self.turns, 32) for _ in range(self.threads // 32)]
-        self.warpgroup, self.block = Meeting(self.turns, 128), Meeting(self.turns, self.threads)
+        self.warpgroups = [Meeting(self.turns, 128) for _ in range(self.threads // 128)]
+        self.block = Meeting(self.turns, self.threads)
 
     def run(self, body):
         def run_thread(thread):
@@ -133,14 +134,17 @@ class Block:
             self.barriers[int(barrier)].update(size_bytes=int(size_bytes))
 
     def start_products(self, fragments, descriptor):
-        lanes = self.warpgroup.exchange(here.thread, (fragments, descriptor))
+        lanes = self.meet((fragments, descriptor))
         # One group object per start: the first lane makes it.
-        made = self.warpgroup.exchange(here.thread, Group(lanes) if here.thread == 0 else None)
-        return made[0]
+        return self.meet(Group(lanes) if here.thread == 0 else None)[0]
 
     def finish_products(self, products, pending):
-        self.warpgroup.exchange(here.thread)
+        self.meet()
         return products.result(self.shared, here.thread)
+
+    def meet(self, value=None):
+        """Exchange values with the other threads of the warpgroup."""
+        return self.warpgroups[here.thread // 128].exchange(here.thread % 128, value)
 
     def instructions(self):
         """The layer ``ptx``, over this block."""
@@ -187,6 +191,9 @@ class Block:
             mbarrier_init_fence=lambda: None,
             sync_threads=lambda: self.block.exchange(here.thread),
             sync_warp=self.exchange,
+            make_warp_uniform=np.int32,
+            setmaxregister_decrease=lambda count: None,
+            setmaxregister_increase=lambda count: None,
             elect_one=self.elect_one,
             shuffle_sync=lambda value, lane: self.exchange(value)[int(lane)],
             vote_any_sync=lambda holds: any(self.exchange(bool(holds))),

@@ -48,7 +48,7 @@ class Group:
     def result(self, block, thread):
         if self.results is None:
             self.results = [self.multiply(block, b) for b in range(len(self.lanes[0][0]))]
-        row, c = 16 * (thread // 32) + thread % 32 // 4, thread % 4
+        row, c = 16 * (thread % 128 // 32) + thread % 32 // 4, thread % 4
         corners = [
             (row + 8 * half, 8 * f + 2 * c + x) for f in range(self.tokens // 8) for half in (0, 1) for x in (0, 1)
         ]
@@ -107,12 +107,12 @@ class Block(lanes.Block):
         self.landed[here.thread] = []
 
     def start_products(self, fragments, descriptor, tokens=8):
-        found = self.warpgroup.exchange(here.thread, (fragments, descriptor))
+        found = self.meet((fragments, descriptor))
         # One group object per start: the first lane makes it.
-        return self.warpgroup.exchange(here.thread, Group(found, tokens) if here.thread == 0 else None)[0]
+        return self.meet(Group(found, tokens) if here.thread % 128 == 0 else None)[0]
 
     def finish_products(self, products, pending):
-        self.warpgroup.exchange(here.thread)
+        self.meet()
         return products.result(self, here.thread)
 
     def store_shared_x4(self, address, words):
@@ -134,6 +134,15 @@ class Block(lanes.Block):
         (counted,) = self.read(self.memory, address, u32, 1)
         assert u32(counted) - u32(COUNTER_START) >= count, "a wait that never ends"
 
+    def count_round(self, address, last):
+        (counted,) = self.read(self.memory, address, u32, 1)
+        self.write(self.memory, address, [u32(0) if counted >= last else counted + u32(1)])
+        return counted
+
+    def consumer_barrier(self, warpgroup):
+        assert warpgroup == here.thread // 128
+        self.meet()
+
     def add_both(self, first, second):
         for address in (int(first), int(second)):
             self.memory[address : address + 4].view(u32)[0] += 1
@@ -143,12 +152,13 @@ class Block(lanes.Block):
         made = self.instructions()
         return {
             "add_both": self.add_both,
+            "count_round": self.count_round,
             "fence_async_global": lambda: None,
             "wait_for_count": self.wait_for_count,
             "load_acquire": lambda address: self.read(self.memory, address, u32, 1)[0],
             "bits_of_float": bits,
             "commit_copies": self.commit_copies,
-            "consumer_barrier": lambda: self.warpgroup.exchange(here.thread),
+            "consumer_barrier": self.consumer_barrier,
             "copy_16": self.copy_16,
             "exchange": lambda word, mask: self.exchange(word)[here.thread % 32 ^ mask],
             "fence_async": self.fence_async,

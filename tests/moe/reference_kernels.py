@@ -9,6 +9,7 @@ from torch import Tensor
 
 from planfreeze.kernels.moe import reference, reference_grouped
 from planfreeze.kernels.moe.geometry import GROUP, layout, projection_parts
+from planfreeze.kernels.moe.reference_rows import read_rows, store_rows
 from planfreeze.kernels.moe.weights import unpack_w2, unpack_w13
 from planfreeze.kernels.scales import csf_batch
 from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES, ScaleGeometry
@@ -121,16 +122,14 @@ def run_split_fc1(payload: Any, values: Any, words: dict[str, int]) -> None:
         limit=float(payload.limit) if payload.limit else None,
     )
     quantised, scales = reference.quantise_intermediate(activations)
-    stored, stored_scales = reference.intermediate_planes(values.intermediate, ARCH, values.rows, columns)
     live = routes.is_live.nonzero().squeeze(-1)
-    stored[live] = reference.arrange_activations(quantised[live], ARCH)
-    stored_scales[live] = reference.activation_scales(scales[live], ARCH).view(len(live), *stored_scales.shape[1:])
+    store_rows(values.intermediate, live, quantised[live], scales[live], ARCH, values.rows, payload.tile_m)
 
 
 def run_split_fc2(payload: Any, values: Any, words: dict[str, int]) -> None:
     routes = read_routes(payload, values)
     products = reference_grouped.split_fc2(
-        *reference_grouped.read_intermediate(values.intermediate, ARCH, values.rows, payload.intermediate),
+        *read_rows(values.intermediate, ARCH, values.rows, payload.intermediate, payload.tile_m),
         unpack_w2(values.w2.view(values.experts, -1), ARCH, hidden=payload.hidden, intermediate=payload.intermediate),
         read_scales(w2_geometry(payload), payload, values, words),
         routes,

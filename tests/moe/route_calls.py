@@ -110,7 +110,7 @@ class Call:
         expected = plan_routes(self.ids[:, None], self.weights[:, None], self.experts, self.tile_m, self.pairs)
         tiles = int(expected.tile_count[0])
         # Live tiles, then counters at their start; those of other tiles are left alone.
-        counted = [tiles] + [COUNTER_START] * (1 + tiles)
+        counted = [tiles, COUNTER_START, 0] + [COUNTER_START] * tiles
         assert found["tile_count"].tolist() == counted + [POISON] * (self.m_tiles - tiles)
         for name, live in zip(OUTPUTS[:4], (tiles * self.tile_m, tiles * self.tile_m, tiles, tiles), strict=False):
             wanted = getattr(expected, name)[:live].numpy()

@@ -6,8 +6,9 @@ import torch
 from planfreeze.family import CuteSource, Definition
 from planfreeze.kernels.moe.geometry import intermediate_bytes
 from planfreeze.kernels.moe.reference import micro_activation, micro_fc1, quantise_mxfp8
-from planfreeze.kernels.moe.reference_grouped import place_routes, read_intermediate
+from planfreeze.kernels.moe.reference_grouped import place_routes
 from planfreeze.kernels.moe.reference_grouped import split_fc1 as reference
+from planfreeze.kernels.moe.reference_rows import read_rows
 from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload, split_fc1
 from planfreeze.kernels.moe.weights import pack_w13
 from planfreeze.kernels.scales.geometry import ScaleGeometry
@@ -142,7 +143,7 @@ class Problem:
 
     def read(self, buffer: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return payload and scales in K order of all capacity rows."""
-        return read_intermediate(torch.from_numpy(buffer), ARCH, self.rows, self.intermediate)
+        return read_rows(torch.from_numpy(buffer), ARCH, self.rows, self.intermediate, TILE_M)
 
     def is_written(self) -> torch.Tensor:
         """Whether a capacity row is a route."""

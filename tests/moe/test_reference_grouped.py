@@ -7,7 +7,6 @@ import torch
 
 from planfreeze.kernels.moe.geometry import LAYOUTS
 from planfreeze.kernels.moe.reference import (
-    arrange_intermediate,
     dequantise_mxfp4,
     dequantise_mxfp8,
     exact_layer,
@@ -19,11 +18,11 @@ from planfreeze.kernels.moe.reference import (
 from planfreeze.kernels.moe.reference_grouped import (
     grouped_layer,
     place_routes,
-    read_intermediate,
     split_activation,
     split_fc1,
     split_fc2,
 )
+from planfreeze.kernels.moe.reference_rows import arrange_rows, read_rows
 
 from ..layer_calls import relative_l2
 from .layer_by_route import Layer, exactly, to_bf16, to_mxfp8
@@ -84,15 +83,17 @@ def test_activation_equals_the_formula_and_rounds_once():
 
 
 @pytest.mark.parametrize("arch", sorted(LAYOUTS))
-def test_read_intermediate_inverts_arrange_intermediate(arch):
+@pytest.mark.parametrize("tile_m", [8, 16, 32])
+def test_reading_rows_inverts_arranging_them(arch, tile_m):
     generator = torch.Generator().manual_seed(9)
     activations = torch.randn(3, 192, generator=generator).bfloat16()
     activations[1, 64:96] = 0
     activations[2, 5] = torch.nan
     payload, scales = quantise_intermediate(activations)
-    stored = arrange_intermediate(payload, scales, arch, 5)
-    found, found_scales = read_intermediate(stored, arch, 5, 192)
-    assert found.shape == (5, 256) and found_scales.shape == (5, 8) and found_scales.dtype == torch.uint8
+    rows = 2 * tile_m
+    stored = arrange_rows(payload, scales, arch, rows + 1, tile_m)
+    found, found_scales = read_rows(stored, arch, rows + 1, 192, tile_m)
+    assert found.shape == (rows, 256) and found_scales.shape == (rows, 8) and found_scales.dtype == torch.uint8
     assert found[:3].equal(payload) and found_scales[:3].equal(scales)
     assert (found[3:] == 255).all()
 

@@ -9,7 +9,7 @@ from planfreeze.errors import InvalidPayload
 from planfreeze.family import CuteSource, family_of
 from planfreeze.kernels.moe.reference_routes import plan_routes
 from planfreeze.kernels.moe.route_plan import RoutePlanPayload, route_plan, shared_bytes
-from planfreeze.kernels.moe.routing import COUNTER_START, max_m_tiles, rows_cap
+from planfreeze.kernels.moe.routing import COUNTER_START, COUNTS, max_m_tiles, rows_cap
 from planfreeze.target import ARCHS, target
 
 from .route_calls import OUTPUTS, POISON, Call, random_ids
@@ -89,8 +89,8 @@ def test_ids_whose_low_word_is_an_expert_are_invalid(monkeypatch, ptx_machine, c
 def test_call_without_pairs_writes_that_there_are_no_tiles(monkeypatch, ptx_machine, compile_cute):
     call = Call([], experts=8, tile_m=8)
     found = call.run(monkeypatch, ptx_machine, compile_cute)
-    assert found["tile_count"][:2].tolist() == [0, COUNTER_START]
-    assert (found["tile_count"][2:] == POISON).all()
+    assert found["tile_count"][:COUNTS].tolist() == [0, COUNTER_START, 0]
+    assert (found["tile_count"][COUNTS:] == POISON).all()
     assert all((found[name] == POISON).all() for name in OUTPUTS[:4])
 
 
@@ -175,13 +175,13 @@ def test_arguments_cover_what_the_kernel_touches(arch):
         ("row_weight", "f32", 6512, 16),
         ("tile_expert", "i32", 407, 16),
         ("tile_valid", "i32", 407, 16),
-        ("tile_count", "i32", 409, 16),
+        ("tile_count", "i32", 410, 16),
         ("route_output", "bf16", 384 * 5120, 16),
     ]
     assert [a.name for a in definition.arguments if not a.is_pointer] == ["pairs", "hidden", "rows", "m_tiles"]
     # Buffers that the worst routing of so many pairs does not fit are refused.
     short = {**scalars, "pairs": 385}
-    assert [a.elements(short) for a in definition.arguments[2:7]] == [6528, 6528, 408, 408, 410]
+    assert [a.elements(short) for a in definition.arguments[2:7]] == [6528, 6528, 408, 408, 411]
     pairs = (0, 1, 3072, 3073, 65536)
     assert [definition.grid({"pairs": count}, 40)[0] for count in pairs] == [6, 6, 6, 7, 40]
     assert shared_bytes(1024) <= target(arch).max_shared_bytes

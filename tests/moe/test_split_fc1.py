@@ -7,11 +7,13 @@ import pytest
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import family_of
 from planfreeze.kernels.moe.geometry import intermediate_bytes
-from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload, pipeline_sm_90a, split_fc1
+from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload, pipeline_sm_90a, split_fc1, warpgroups_sm_90a
 from planfreeze.target import target
 
 DS41 = {"hidden": 5120, "intermediate": 576, "top_k": 6, "tile_m": 8}
 TILE_ROWS = (8, 16, 32)
+NARROW = "planfreeze.kernels.moe.split_fc1_sm_90a_cute:SplitFc1"
+WIDE = "planfreeze.kernels.moe.split_fc1_wide_sm_90a_cute:WideSplitFc1"
 
 
 def make_payload(**changes):
@@ -78,7 +80,7 @@ def test_arguments_are_the_contract(arch, scale_type, csf_inline):
         ("token_map", "i32", 100),
         ("tile_expert", "i32", 5),
         ("tile_valid", "i32", 5),
-        ("tile_count", "i32", 7),
+        ("tile_count", "i32", 8),
         ("alpha", "f32", 3),
         ("intermediate", "u8", intermediate_bytes(arch, 100, 576)),
     ]
@@ -92,6 +94,14 @@ def test_arguments_are_the_contract(arch, scale_type, csf_inline):
     sizes = {a.name: a.elements({**scalars, "rows": 79}) for a in tensors}
     assert sizes["token_map"] == 80 and sizes["intermediate"] == intermediate_bytes(arch, 80, 576)
     assert definition.source.kernel == f"planfreeze.kernels.moe.split_fc1_{arch}_cute:SplitFc1"
+
+
+@pytest.mark.parametrize(("intermediate", "tile_m", "kernel"), [(576, 16, NARROW), (576, 32, WIDE), (320, 32, NARROW)])
+def test_many_rows_are_multiplied_by_three_warpgroups_where_that_divides_the_tiles(intermediate, tile_m, kernel):
+    definition = split_fc1.define(make_payload(intermediate=intermediate, tile_m=tile_m), target("sm_90a"))
+    assert definition.source.kernel == kernel
+    scalars = {"tokens": 8, "experts": 384, "rows": 640, "m_tiles": 20}
+    assert definition.grid(scalars, 528) == (20 * (intermediate // 64) // (3 if kernel == WIDE else 1), 1, 1)
 
 
 @pytest.mark.parametrize(("arch", "tiles"), [("sm_90a", 9), ("sm_120a", 5)])
@@ -108,7 +118,7 @@ def test_shared_memory_fits_the_blocks_the_registers_are_limited_for(tile_m, csf
     arch = target("sm_90a")
     launch = split_fc1.define(make_payload(tile_m=tile_m, csf_inline=csf_inline), arch).source.launch
     reserved = 1024  # per block, by the system (CUDA Programming Guide, technical specifications table)
-    assert launch.min_blocks == (3 if tile_m == 32 else 4)
+    assert launch.min_blocks == (1 if tile_m == 32 else 4)
     assert launch.min_blocks * (launch.shared_bytes + reserved) <= arch.sm_shared_bytes
 
 
@@ -122,13 +132,14 @@ def test_shared_memory_of_sm_120a_fits_two_blocks():
 @pytest.mark.parametrize("csf_inline", [False, True])
 @pytest.mark.parametrize("tile_m", TILE_ROWS)
 def test_parts_of_a_stage_are_aligned_and_apart(tile_m, csf_inline):
-    pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
+    warpgroups = warpgroups_sm_90a(tile_m=tile_m, intermediate=576)
+    pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline, warpgroups=warpgroups)
     assert pipeline.activations % 1024 == pipeline.stage_bytes % 1024 == 0
     assert pipeline.task == pipeline.activation_scales + 16 * tile_m and pipeline.full == pipeline.task + 16
     assert pipeline.task % 16 == pipeline.full % 8 == pipeline.exchange % 16 == 0
     assert pipeline.landed + 8 <= pipeline.stage_bytes
     # A float per consumer thread and half of its sums.
-    assert pipeline.block_bytes - pipeline.exchange == 4 * 128 * tile_m // 2
+    assert pipeline.block_bytes - pipeline.exchange == warpgroups * 4 * 128 * tile_m // 2
 
 
 @pytest.fixture
@@ -152,12 +163,11 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(comp
     sass = cuobjdump(made.cubin, "-sass")
     counts = {name: len(re.findall(name, sass)) for name in ("QGMMA", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")}
     # Two products for each K32 group of a step, for every width of the tile. They are one group up to 8 rows, of a tile
-    # of 32 up to 16, else each is. With inline scales, steps of 32 rows are multiplied in halves. More pairs than
-    # groups would mean that the products are serialised.
+    # of 32 up to 16, else each is. More pairs than groups would mean that the products are serialised.
     products, groups, widths = {
         8: (8, 4, {8}),
         16: (16, 12, {8, 16}),
-        32: (28, 20, {8, 16, 24, 32}) if csf_inline else (32, 24, {8, 16, 24, 32}),
+        32: (32, 24, {8, 16, 24, 32}),
     }[tile_m]
     assert counts == {"QGMMA": products, "WARPGROUP.ARRIVE": groups, "WARPGROUP.DEPBAR": groups}
     assert {int(width) for width in re.findall(r"QGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", sass)} == widths
@@ -174,7 +184,21 @@ def test_sm_90a_code_uses_the_tensor_cores_without_waiting_for_each_product(comp
 def test_sm_90a_registers_fit_the_blocks(compiled, cuobjdump, tile_m, limit, csf_inline):
     usage = cuobjdump(compiled(tile_m, csf_inline).cubin, "-res-usage")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    # Five warps a block: a quarter of an SM, 16384 registers, gets 5 warps of four blocks and 4 of three.
+    # A quarter of an SM, 16384 registers, gets 5 warps of four blocks, or 4 of one.
     assert registers <= limit and stack == 0
     (symbol,) = re.findall(r"Function (\S+):", usage)
-    assert re.fullmatch(r"kernel_cutlass_kernel_SplitFc1_+0", symbol)
+    kernel = "WideSplitFc1" if tile_m == 32 else "SplitFc1"
+    assert re.fullmatch(rf"kernel_cutlass_kernel_{kernel}_+0", symbol)
+
+
+@pytest.mark.parametrize("csf_inline", [False, True])
+def test_sm_90a_registers_of_32_rows_fit_three_blocks_of_one_warpgroup(compile_cute, cuobjdump, csf_inline):
+    payload = make_payload(intermediate=320, tile_m=32, csf_inline=csf_inline)
+    definition = split_fc1.define(payload, target("sm_90a"))
+    launch = definition.source.launch
+    assert launch.min_blocks == 3 and 3 * (launch.shared_bytes + 1024) <= target("sm_90a").sm_shared_bytes
+    pointers = sum(argument.is_pointer for argument in definition.arguments)
+    usage = cuobjdump(compile_cute(definition.source, "sm_90a", pointers, 4).cubin, "-res-usage")
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    # A quarter of an SM gets 4 of their 15 warps.
+    assert registers <= 128 and stack == 0

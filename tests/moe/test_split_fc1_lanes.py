@@ -6,9 +6,10 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from planfreeze.kernels.mma import mxfp8, rows_sm_90a, scales_sm_90a, sm_90a, tokens_sm_90a
+from planfreeze.kernels.mma import group_scales_sm_90a, mxfp8, rows_sm_90a, scales_sm_90a, sm_90a, tokens_sm_90a
 from planfreeze.kernels.moe import micro_act_cute, split_fc1_sm_90a_cute
-from planfreeze.kernels.moe.geometry import intermediate_bytes
+from planfreeze.kernels.moe import split_fc1_wide_sm_90a_cute as wide
+from planfreeze.kernels.moe.geometry import intermediate_bytes, padded_width
 from planfreeze.kernels.moe.reference import (
     activation_scales,
     arrange_activations,
@@ -16,9 +17,10 @@ from planfreeze.kernels.moe.reference import (
     quantise_intermediate,
     quantise_mxfp8,
 )
-from planfreeze.kernels.moe.reference_grouped import place_routes, read_intermediate
+from planfreeze.kernels.moe.reference_grouped import place_routes
 from planfreeze.kernels.moe.reference_grouped import split_fc1 as reference
-from planfreeze.kernels.moe.routing import COUNTER_START
+from planfreeze.kernels.moe.reference_rows import read_rows
+from planfreeze.kernels.moe.routing import COUNTER_START, COUNTS
 from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload, split_fc1
 from planfreeze.kernels.moe.weights import pack_w13
 from planfreeze.kernels.scales.geometry import ScaleGeometry
@@ -30,7 +32,18 @@ from . import lane_machine_tokens as machine
 
 ARCH = "sm_90a"
 EXPERTS = 4
-MODULES = (split_fc1_sm_90a_cute, rows_sm_90a, tokens_sm_90a, sm_90a, scales_sm_90a, mxfp8, micro_act_cute)
+KERNELS = {kernel.__name__: kernel for kernel in (split_fc1_sm_90a_cute.SplitFc1, wide.WideSplitFc1)}
+MODULES = (
+    split_fc1_sm_90a_cute,
+    wide,
+    rows_sm_90a,
+    tokens_sm_90a,
+    sm_90a,
+    scales_sm_90a,
+    group_scales_sm_90a,
+    mxfp8,
+    micro_act_cute,
+)
 POISON = 0xEE
 
 
@@ -54,8 +67,9 @@ class Problem:
         scales = bases + rng.integers(0, 2, (EXPERTS, weight_rows, columns))
         sparse = rng.random(scales.shape) < 0.004
         scales[sparse] = rng.integers(112, 123, sparse.sum())
-        # The tile of rows 0..127 and the first K128 is raw, the one of the second K128 of expert 1 has no record.
-        scales[:, 2:8, :4] = rng.integers(100, 122, (EXPERTS, 6, 4))
+        # The tiles of rows 0..127 and the first and fifth K128 are raw, that of the second of expert 1 has no record.
+        for raw in (scales[:, 2:8, :4], scales[:, 2:8, 16:20]):
+            raw[:] = rng.integers(100, 122, raw.shape)
         scales[1, :, 4:8] = bases[1] + rng.integers(0, 2, (weight_rows, 4))
         self.scales = torch.from_numpy(scales.astype(np.uint8))
         self.plane = native_plane(self.geometry, self.scales)
@@ -91,7 +105,7 @@ class Problem:
         expert, valid = np.full((2, self.m_tiles), 2**30, dtype=np.int32)
         expert[: self.routes.tiles], valid[: self.routes.tiles] = self.routes.tile_expert, self.routes.tile_valid
         live = self.routes.tiles if live is None else live
-        progress = np.full(2 + self.m_tiles, COUNTER_START, dtype=np.int32)
+        progress = np.full(COUNTS + self.m_tiles, COUNTER_START, dtype=np.int32)
         progress[0] = live
         output = np.full(intermediate_bytes(ARCH, self.rows, self.intermediate), POISON, dtype=np.uint8)
         parts = (
@@ -111,12 +125,12 @@ class Problem:
         parameters = (*(np.int64(address) for address in addresses), *scalars)
         before = memory.copy()
         with monkeypatch.context() as patch:
-            kernel = split_fc1_sm_90a_cute.SplitFc1
+            kernel = KERNELS[source.kernel.partition(":")[2]]
             machine.run_kernel(patch, MODULES, kernel, source, blocks, memory, parameters)
         counters = slice(addresses[-3], addresses[-3] + progress.nbytes)
         done = memory[counters].view(np.int32) - progress
         tasks = self.intermediate // 64
-        assert done.tolist() == [0, live * tasks] + [tasks] * live + [0] * (self.m_tiles - live)
+        assert done.tolist() == [0, live * tasks, 0] + [tasks] * live + [0] * (self.m_tiles - live)
         before[counters] = memory[counters]
         first = addresses[-1]
         assert (memory[:first] == before[:first]).all()
@@ -133,9 +147,9 @@ class Problem:
             alpha=torch.from_numpy(self.alpha),
             limit=self.limit,
         )
-        is_live = torch.zeros(self.rows, dtype=torch.bool)
+        is_live = torch.zeros(self.m_tiles * self.tile_m, dtype=torch.bool)
         is_live[: self.routes.rows] = self.routes.is_live
-        payload, scales = read_intermediate(torch.from_numpy(found), ARCH, self.rows, self.intermediate)
+        payload, scales = self.read(found)
         assert (payload[~is_live] == POISON).all()
         # The exponent of a poisoned float.
         assert (scales[~is_live] == (POISON << 8 | POISON) >> 7 & 0xFF).all()
@@ -151,11 +165,17 @@ class Problem:
         assert len(errors) and errors.max() <= 4e-3
         assert (payload[~is_whole] == expected_payload[~is_whole]).all()
 
+    def read(self, found):
+        """Return payload and scales of the rows of all m tiles, having seen that what is left was not written."""
+        width = padded_width(self.intermediate)
+        assert (found[self.m_tiles * self.tile_m * width : self.rows * width] == POISON).all()
+        return read_rows(torch.from_numpy(found), ARCH, self.rows, self.intermediate, self.tile_m)
+
     def by_pair(self, found):
         """Return payload and scales of the live rows, in the order of their pairs."""
         rows = torch.nonzero(self.routes.is_live).flatten()
         rows = rows[self.routes.token_map[rows].argsort()]
-        return [part[rows] for part in read_intermediate(torch.from_numpy(found), ARCH, self.rows, self.intermediate)]
+        return [part[rows] for part in self.read(found)]
 
 
 def check_headers(problem):
@@ -191,6 +211,22 @@ def test_tiles_of_32_rows_are_the_rows_of_small_tiles(monkeypatch, counts, csf_i
     large.check(found)
     expected = small.by_pair(small.run(monkeypatch, csf_inline=False, blocks=2))
     assert all(torch.equal(*parts) for parts in zip(large.by_pair(found), expected, strict=True))
+
+
+@pytest.mark.parametrize(("hidden", "blocks"), [(256, 2), (512, 1), (768, 1)])
+def test_tiles_side_by_side_are_those_one_after_the_other(monkeypatch, hidden, blocks):
+    # Two steps: fewer than are looked ahead. Four: all headers of a task are copied in the one before it. Six: some are
+    # its own. Several tasks a block, of other experts and other widths; entries are looked up two tasks at a time.
+    monkeypatch.setattr(wide, "LANES", 2)
+    side_by_side, one_by_one = (
+        Problem(hidden=hidden, intermediate=192, tile_m=tile_m, counts=(33, 0, 9, 1), top_k=4) for tile_m in (32, 16)
+    )
+    check_headers(side_by_side)
+    native = side_by_side.run(monkeypatch, csf_inline=False, blocks=blocks)
+    side_by_side.check(native)
+    assert (native == side_by_side.run(monkeypatch, csf_inline=True, blocks=blocks)).all()
+    expected = one_by_one.by_pair(one_by_one.run(monkeypatch, csf_inline=True, blocks=2))
+    assert all(torch.equal(*parts) for parts in zip(side_by_side.by_pair(native), expected, strict=True))
 
 
 def test_tasks_of_two_steps_reuse_a_record_only_when_it_was_read(monkeypatch):

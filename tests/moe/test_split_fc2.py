@@ -83,14 +83,14 @@ def test_arguments_are_the_contract(arch, row_bytes, csf_inline):
         ("row_weight", "f32", 48),
         ("tile_expert", "i32", 3),
         ("tile_valid", "i32", 3),
-        ("tile_count", "i32", 5),
+        ("tile_count", "i32", 6),
         ("alpha", "f32", 3),
         ("route_output", "bf16", 7 * 5120),
     ]
     tensors, words = definition.arguments[:-4], definition.arguments[-4:]
     assert [(a.name, a.dtype, a.elements(scalars)) for a in tensors] == expected
     assert all(a.is_pointer for a in tensors)
-    tables = {"token_map", "row_weight", "tile_expert", "tile_valid", "tile_count"}
+    tables = {"tile_expert", "tile_valid", "tile_count"}
     assert {a.name: a.alignment for a in tensors} == {a.name: 4 if a.name in tables else 16 for a in tensors}
     assert [(a.name, a.dtype, a.is_pointer) for a in words] == [
         (name, "i32", False) for name in ("pairs", "experts", "rows", "m_tiles")

@@ -10,15 +10,16 @@ pytest.importorskip("cutlass")
 
 from planfreeze.kernels.mma import rows_sm_90a, scales_sm_90a, sm_90a, tokens_sm_90a
 from planfreeze.kernels.moe import split_fc2_sm_90a_cute
-from planfreeze.kernels.moe.geometry import intermediate_bytes, intermediate_scale_offset, padded_width
+from planfreeze.kernels.moe.geometry import intermediate_bytes, padded_width
 from planfreeze.kernels.moe.reference import (
     activation_scales,
     arrange_activations,
     dequantise_mxfp4,
     dequantise_mxfp8,
 )
+from planfreeze.kernels.moe.reference_rows import row_places
 from planfreeze.kernels.moe.routing import COUNTER_START
-from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload, pipeline_sm_90a, split_fc2
+from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload, split_fc2
 from planfreeze.kernels.moe.weights import pack_w2
 from planfreeze.kernels.scales.geometry import ScaleGeometry
 from planfreeze.kernels.scales.inline import encode
@@ -35,19 +36,11 @@ lanes = machine.lanes
 
 
 class Block(machine.Block):
-    """The machine's block, stricter: it checks when a stage is handed over, not only when its rows are read."""
+    """The machine's block, stricter: it checks what products are waited for."""
 
-    def __init__(self, pipeline, widths, memory, shared_bytes, seed):
+    def __init__(self, widths, memory, shared_bytes, seed):
         super().__init__(memory, shared_bytes, seed)
-        self.pipeline, self.widths, self.started = pipeline, widths, []
-
-    def arrive(self, barrier, size_bytes=0):
-        stage, offset = divmod(int(barrier) - lanes.SHARED_BASE, self.pipeline.stage_bytes)
-        if offset == self.pipeline.full and not size_bytes:
-            first = lanes.SHARED_BASE + stage * self.pipeline.stage_bytes + self.pipeline.activations
-            operand = self.is_unfenced[first : first + self.pipeline.activation_bytes]
-            assert not operand.any(), "handed over before all rows have landed and are fenced"
-        super().arrive(barrier, size_bytes)
+        self.widths, self.started = widths, []
 
     def start_products(self, fragments, descriptor, tokens=8):
         made = super().start_products(fragments, descriptor, tokens)
@@ -67,9 +60,8 @@ class Block(machine.Block):
 def run_kernel(patch, payload, blocks, memory, parameters):
     """Run the kernel of a payload over global memory; return the widths of the products."""
     source = split_fc2.define(payload, target(ARCH)).source
-    pipeline = pipeline_sm_90a(tile_m=payload.tile_m, csf_inline=payload.csf_inline)
     widths = set()
-    patch.setattr(machine, "Block", partial(Block, pipeline, widths))
+    patch.setattr(machine, "Block", partial(Block, widths))
     modules = (split_fc2_sm_90a_cute, rows_sm_90a, tokens_sm_90a, sm_90a, scales_sm_90a)
     machine.run_kernel(patch, modules, split_fc2_sm_90a_cute.SplitFc2, source, blocks, memory, parameters)
     return widths
@@ -79,6 +71,7 @@ class Routes:
     """The tables of ``route_plan``, poisoned wherever it writes nothing."""
 
     def __init__(self, ids, tile_m):
+        self.tile_m = tile_m
         groups = [(e, [pair for pair, expert in enumerate(ids) if expert == e]) for e in range(EXPERTS)]
         tiles = [(e, pairs[i : i + tile_m]) for e, pairs in groups for i in range(0, len(pairs), tile_m)]
         self.count = len(tiles)
@@ -126,15 +119,15 @@ class Problem:
         buffer = np.full(intermediate_bytes(ARCH, routes.rows, self.intermediate), 0xFF, dtype=np.uint8)
         payload = arrange_activations(torch.from_numpy(self.payload), ARCH).numpy()
         scales = activation_scales(torch.from_numpy(self.payload_scales), ARCH).numpy()
+        places, scale_places = (
+            part.numpy() for part in row_places(ARCH, routes.rows, self.intermediate, routes.tile_m)
+        )
+        scale_plane = buffer[routes.rows * width :].view(np.uint32)
         for row, pair in routes.live_rows():
-            stored = np.full(width, padding, dtype=np.uint8)
-            stored[: self.intermediate] = payload[pair]
-            buffer[row * width : (row + 1) * width] = stored
-            row_scales = np.full(width // 32 * 4, padding, dtype=np.uint8)
-            row_scales[: self.intermediate // 8] = scales[pair].view(np.uint8)
-            for tile in range(width // 128):
-                first = intermediate_scale_offset(ARCH, routes.rows, self.intermediate, row, tile)
-                buffer[first : first + 16] = row_scales[16 * tile : 16 * tile + 16]
+            buffer[places[row]] = padding
+            buffer[places[row, : self.intermediate]] = payload[pair]
+            scale_plane[scale_places[row]] = padding * 0x01010101
+            scale_plane[scale_places[row, : self.intermediate // 32]] = scales[pair].view(np.uint32)
         return buffer
 
     def storage(self, csf_inline):
@@ -164,7 +157,7 @@ class Problem:
             row_weight,
             routes.expert,
             routes.valid,
-            np.array([routes.count, *(counters or [0] * (1 + routes.m_tiles))], dtype=np.int32),
+            np.array([routes.count, *(counters or [0] * (2 + routes.m_tiles))], dtype=np.int32),
             self.alpha,
             output,
         )
@@ -258,12 +251,14 @@ def test_blocks_without_a_task_write_nothing(monkeypatch):
 def test_rows_are_taken_once_all_first_tasks_of_their_tile_are_done(monkeypatch):
     # Three tiles, of three first tasks each; the counters of the last two tiles belong to none.
     problem = Problem(intermediate=192, ids=[0, 1, 2])
-    done = [COUNTER_START + count for count in (9, 3, 3, 3, 0, 0)]
+    done, *tiles = (COUNTER_START + count for count in (9, 3, 3, 3, 0, 0))
+    # Between them how many tasks were taken.
+    done = [done, 0, *tiles]
     whole = problem.run(monkeypatch, tile_m=8, csf_inline=False, blocks=2, counters=done)
     # One task of a later tile is left, in the sum too: those that are done are not waited for.
     for tile in range(3):
         open_tile = [*done]
-        open_tile[0], open_tile[1 + tile] = done[0] - 1, done[1 + tile] - 1
+        open_tile[0], open_tile[2 + tile] = done[0] - 1, done[2 + tile] - 1
         with pytest.raises(AssertionError, match="a wait that never ends"):
             problem.run(monkeypatch, tile_m=8, csf_inline=False, blocks=1, counters=open_tile)
     # More first tasks are open than those of the tiles that are asked for.

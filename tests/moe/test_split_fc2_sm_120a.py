@@ -10,9 +10,10 @@ pytest.importorskip("cutlass")
 
 from planfreeze.errors import UnsupportedGeometry
 from planfreeze.family import CuteSource, Definition
-from planfreeze.kernels.moe.reference import arrange_intermediate, quantise_intermediate
+from planfreeze.kernels.moe.reference import quantise_intermediate
 from planfreeze.kernels.moe.reference_grouped import place_routes
 from planfreeze.kernels.moe.reference_grouped import split_fc2 as reference
+from planfreeze.kernels.moe.reference_rows import arrange_rows
 from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload, split_fc2
 from planfreeze.kernels.moe.split_fc2_sm_120a_cute import SplitFc2
 from planfreeze.kernels.moe.weights import pack_w2
@@ -86,7 +87,7 @@ class Problem:
         routes, pairs = self.routes, len(self.ids)
         assert routes.tiles < self.m_tiles
         inputs = [
-            arrange_intermediate(self.payload, self.payload_scales, ARCH, self.rows),
+            arrange_rows(self.payload, self.payload_scales, ARCH, self.rows, TILE_M),
             pack_w2(self.codes, ARCH),
             *(self.inline.parts() if csf_inline else (self.plane,)),
         ]

@@ -17,11 +17,11 @@ from checks import (
 from layer import ARCH, Projection, Sizes, random_routes
 from torch import Tensor
 
-from planfreeze.kernels.moe import reference, reference_grouped
+from planfreeze.kernels.moe import reference, reference_grouped, reference_rows
 from planfreeze.kernels.moe.geometry import intermediate_bytes
 from planfreeze.kernels.moe.reference_routes import RoutePlan, plan_routes
 from planfreeze.kernels.moe.route_plan import RoutePlanPayload
-from planfreeze.kernels.moe.routing import COUNTER_START, max_m_tiles, rows_cap
+from planfreeze.kernels.moe.routing import COUNTER_START, COUNTS, max_m_tiles, rows_cap
 from planfreeze.kernels.moe.split_fc1 import SplitFc1Payload
 from planfreeze.kernels.moe.split_fc2 import SplitFc2Payload
 from planfreeze.kernels.scales import csf_batch
@@ -65,7 +65,8 @@ def check_route_plan(session: Session, sizes: Sizes, payload: RoutePlanPayload) 
         torch.cuda.synchronize()
         live = int(wanted.tile_count[0])
         require(int(found.tile_count[0]) == live, f"{int(found.tile_count[0])} live tiles, not {live}")
-        require(bool((found.tile_count[1 : 2 + live] == COUNTER_START).all()), "a counter is not at its start")
+        counts = found.tile_count[1 : COUNTS + live].tolist()
+        require(counts == [COUNTER_START, 0] + [COUNTER_START] * live, "a counter is not at its start")
         for name, size in (("token_map", live * payload.tile_m), ("row_weight", live * payload.tile_m)):
             same = torch.equal(getattr(found, name)[:size], getattr(wanted, name)[:size])
             require(same, f"{name} of {tokens} tokens differs")
@@ -118,13 +119,13 @@ def check_split_fc1(session: Session, layer: Projection, tile_m: int) -> dict[st
         )
         live = routes.is_live.nonzero().squeeze(-1)
         expected = reference.dequantise_mxfp8(*reference.quantise_intermediate(wanted[live]))
-        payloads, payload_scales = reference_grouped.read_intermediate(found[0], ARCH, rows, sizes.intermediate)
+        payloads, payload_scales = reference_rows.read_rows(found[0], ARCH, rows, sizes.intermediate, tile_m)
         errors.append(relative_l2(reference.dequantise_mxfp8(payloads[live], payload_scales[live]), expected))
         require(errors[-1] <= TOLERANCE, f"relative L2 error {errors[-1]:.3e} against float64")
-        planes, _ = reference.intermediate_planes(found[0], ARCH, rows, sizes.intermediate)
+        places, _ = reference_rows.row_places(ARCH, rows, sizes.intermediate, tile_m, DEVICE)
         is_filler = torch.ones(rows, dtype=torch.bool, device=DEVICE)
         is_filler[live] = False
-        require(bool((planes[is_filler] == POISON).all()), "a row without a route was written")
+        require(bool((found[0][places[is_filler]] == POISON).all()), "a row without a route was written")
     return {
         "compared_with": "the other form of scales bit for bit, float64 reference",
         "live_tokens": LIVE_TOKENS,
@@ -147,7 +148,7 @@ def check_split_fc2(session: Session, layer: Projection, tile_m: int) -> dict[st
         m_tiles = max_m_tiles(pairs, experts=sizes.experts, tile_m=tile_m)
         activations = torch.randn(routes.rows, sizes.intermediate, generator=generator(tokens), device=DEVICE)
         quantised_rows = reference.quantise_intermediate(activations.bfloat16())
-        buffer = reference.arrange_intermediate(*quantised_rows, ARCH, rows)
+        buffer = reference_rows.arrange_rows(*quantised_rows, ARCH, rows, tile_m)
         alpha = 0.5 + torch.rand(sizes.experts, generator=generator(tokens), device=DEVICE)
         found = torch.full((2, pairs, sizes.hidden), torch.nan, dtype=torch.bfloat16, device=DEVICE)
         for out, (csf_inline, scales) in zip(found, forms(layer), strict=True):

@@ -253,6 +253,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--stranded", type=Path)
     given = parser.parse_args()
+    # Read first: what is missing is told before a minute has been measured.
+    built_with = json.loads(pack.toolchain_file(given.store).read_text())
     run = Run(given.store)
     figures: dict[str, Any] = {}
     run_checks(run, given.store)
@@ -263,7 +265,7 @@ def main() -> None:
     run.check("no compiler", [], lambda: checks.require(not any(reached), str(hidden)) or {})
     evidence = {
         **describe_machine(run.session),
-        "built_with": json.loads(pack.toolchain_file(given.store).read_text()),
+        "built_with": built_with,
         "no_compiler": {**hidden, "attempts": attempts},
         "stranded_pages": json.loads(given.stranded.read_text()) if given.stranded else None,
         "checks": [{"name": name, "state": state} for name, state, _ in run.rows],

@@ -8,7 +8,7 @@ from torch import Tensor
 from planfreeze.kernels.moe.checkpoints import LayerWeights
 from planfreeze.kernels.moe.geometry import GROUP
 from planfreeze.kernels.moe.route_plan import RoutePlanPayload
-from planfreeze.kernels.moe.routing import max_m_tiles
+from planfreeze.kernels.moe.routing import COUNTS, max_m_tiles
 from planfreeze.kernels.moe.rules import choose_tile_m
 from planfreeze.sessions import Session
 
@@ -90,7 +90,7 @@ class ScaledLayer:
             self.keep("row_weight", torch.float32, rows),
             self.keep("tile_expert", torch.int32, m_tiles),
             self.keep("tile_valid", torch.int32, m_tiles),
-            self.keep("tile_count", torch.int32, 2 + m_tiles),
+            self.keep("tile_count", torch.int32, COUNTS + m_tiles),
         )
 
     def keep(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
