@@ -43,8 +43,9 @@ class Settings:
     trusted_keys : tuple of Path
         ``PLANFREEZE_TRUSTED_KEYS``: files of Ed25519 public keys in PEM form, comma separated. With any, a pack is
         taken only when one of them signed it.
-    csf_inline_max_tokens : int
-        ``PLANFREEZE_CSF_INLINE_MAX_TOKENS``: largest capacity whose grouped kernels read scales inline.
+    csf_inline_max_tokens : int, optional
+        ``PLANFREEZE_CSF_INLINE_MAX_TOKENS``: largest capacity whose grouped kernels read scales inline. Default: the
+        one measured for the architecture.
     """
 
     store: Path | None = None
@@ -52,7 +53,7 @@ class Settings:
     is_store_trusted: bool = False
     trusted_keys: tuple[Path, ...] = ()
     is_csf_inline: bool = True
-    csf_inline_max_tokens: int = 1536
+    csf_inline_max_tokens: int | None = None
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -70,7 +71,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         is_store_trusted=read_switch(environ, "PLANFREEZE_TRUST_STORE", "0"),
         trusted_keys=read_paths(environ, "PLANFREEZE_TRUSTED_KEYS"),
         is_csf_inline=read_switch(environ, "PLANFREEZE_CSF_INLINE", "1"),
-        csf_inline_max_tokens=read_count(environ, "PLANFREEZE_CSF_INLINE_MAX_TOKENS", "1536"),
+        csf_inline_max_tokens=read_count(environ, "PLANFREEZE_CSF_INLINE_MAX_TOKENS"),
     )
 
 
@@ -221,8 +222,10 @@ def read_switch(environ: Mapping[str, str], name: str, default: str) -> bool:
     return value == "1"
 
 
-def read_count(environ: Mapping[str, str], name: str, default: str) -> int:
-    value = environ.get(name, default)
+def read_count(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name)
+    if value is None:
+        return None
     if not value.isascii() or not value.isdigit() or len(value) > 10:
         raise InvalidSetting(name, value, "a whole number from 0 to 9999999999")
     return int(value)

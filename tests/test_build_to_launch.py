@@ -21,7 +21,7 @@ intermediate = 64
 experts = 4
 top_k = 2
 weight_format = "mxfp4_csf"
-capacities = [8, 2048]
+capacities = [8, 8192]
 """
 # Eight tokens are served by the direct-route kernels, more by the grouped ones; those above the limit of inline
 # scales run over planes that are expanded before. What reads routing ids is there for both types of them.

@@ -28,7 +28,7 @@ def test_plan_of_a_models_own_enumerator_is_found_by_its_text(toys):
         **{"name": "plain", "hidden": 128, "intermediate": 1, "experts": 1, "top_k": 1, "weight_format": "mxfp4"},
         programs="toys.models:enumerate_programs",
     )
-    plan = make_plan(model, tp=1, target=target("sm_90a"), options=OPTIONS)
+    plan = make_plan(model, tp=1, target=target("sm_90a"), options=PlanOptions())
     assert plan == Plan(
         model="plain",
         tp=1,

@@ -42,8 +42,8 @@ def test_forty_layers_of_ds41_on_four_ranks_are_served_where_nothing_else_is_ask
     planned = work.plan_work(plans[0], asked)
     assert [request.sizes for request in planned.requests if request.phase == "prefill"] == [(4096,) * 2, (4096,) * 8]
     assert planned.sizes == (4096, 64, 32, 16, 8, 4, 2, 1)
-    # Above the inline limit compressed scales are expanded, below it they are read as they are.
-    assert [str(plans[0].choose(size).scale_mode) for size in (64, 4096)] == ["inline", "expand"]
+    # Up to the inline limit compressed scales are read as they are: whole chunks, too.
+    assert [str(plans[0].choose(size).scale_mode) for size in (64, 4096)] == ["inline", "inline"]
 
 
 def test_small_takes_the_small_model_but_not_in_place_of_what_is_given() -> None:
@@ -52,7 +52,7 @@ def test_small_takes_the_small_model_but_not_in_place_of_what_is_given() -> None
 
 
 def test_the_programs_of_every_arm_are_in_the_plan_that_the_docstring_builds() -> None:
-    built = PlanOptions(inline_limit=1536, arms=ARMS)
+    built = PlanOptions(arms=ARMS)
     planned = set(make_plan(load_model("ds41"), tp=4, target=target("sm_90a"), options=built).payloads)
     for plan in work.plan_arms(load_model("ds41"), tp=4, arch="sm_90a", arms="all"):
         assert planned.issuperset(plan.payloads())

@@ -17,6 +17,7 @@ from planfreeze.kernels.moe.rules import (
     choose_backend,
     choose_scale_mode,
     has_kernels,
+    inline_limit,
     shard,
 )
 from planfreeze.kernels.moe.scratch import Counts, ScratchSizes, count_rows, size_scratch
@@ -165,14 +166,14 @@ def declare(model: Model, *, tp: int, target: Target, options: PlanOptions) -> M
         sharded=sharded,
         arch=target.arch,
         arm=arms[0],
-        inline_limit=options.inline_limit,
+        inline_limit=inline_limit(target.arch, options),
         id_types=options.id_types_for(model),
         capacities=tuple(plan_capacity(sharded, target.arch, capacity, arms[0], options) for capacity in capacities),
     )
 
 
 def plan_capacity(sharded: ShardedModel, arch: str, capacity: int, arm: Arm, options: PlanOptions) -> CapacityPlan:
-    mode = choose_scale_mode(sharded, capacity, arm, options)
+    mode = choose_scale_mode(sharded, arch, capacity, arm, options)
     return CapacityPlan(
         capacity=capacity,
         counts=count_rows(sharded, arch, capacity),

@@ -49,7 +49,7 @@ def enumerate_programs(model: Model, *, tp: int, target: Target, options: PlanOp
         for capacity in options.capacities_for(model)
         for id_type in options.id_types_for(model)
         for stage in list_stages(
-            sharded, target.arch, capacity, choose_scale_mode(sharded, capacity, arm, options), id_type
+            sharded, target.arch, capacity, choose_scale_mode(sharded, target.arch, capacity, arm, options), id_type
         )
     ]
     stages.sort(key=lambda stage: STAGE_NAMES.index(stage.name))

@@ -38,6 +38,7 @@ __all__ = [
     "choose_scale_mode",
     "choose_tile_m",
     "has_kernels",
+    "inline_limit",
     "is_compact",
     "is_prepared_inline",
     "shard",
@@ -54,6 +55,12 @@ TILE_M_STEPS: Mapping[str, tuple[tuple[int | None, int], ...]] = {
 """By architecture: up to how many tokens of capacity (None: any) a tile of grouped routes has how many rows.
 
 On sm_90a, tiles of 32 rows are slower than of 16 at 768 tokens and faster at 1024 (docs/side_by_side.md).
+"""
+INLINE_LIMITS: Mapping[str, int] = {"sm_90a": 4096, "sm_120a": 1536}
+"""By architecture: up to how many tokens of capacity grouped kernels read scales inline, unless options say otherwise.
+
+On sm_90a reading them inline is faster than expanding them first at all counts that were measured, of which 4096 is the
+largest (docs/side_by_side.md). sm_120a was not measured.
 """
 SMALLEST_ROW_TILE = 64
 MAX_COUNT = 2**31 - 1
@@ -203,7 +210,7 @@ def choose_backend(sharded: ShardedModel, capacity: int) -> Backend:
     return Backend.MICRO if sharded.is_compact and capacity <= MICRO_TOKENS else Backend.DYNAMIC
 
 
-def choose_scale_mode(sharded: ShardedModel, capacity: int, arm: Arm, options: PlanOptions) -> ScaleMode:
+def choose_scale_mode(sharded: ShardedModel, arch: str, capacity: int, arm: Arm, options: PlanOptions) -> ScaleMode:
     """Return how scales reach the kernels of a capacity, for experts prepared for ``arm``.
 
     The limit concerns grouped kernels alone and belongs to the options: direct-route kernels of inline
@@ -213,9 +220,14 @@ def choose_scale_mode(sharded: ShardedModel, capacity: int, arm: Arm, options: P
         return ScaleMode.NATIVE
     if arm == "expand":
         return ScaleMode.DECODE
-    if choose_backend(sharded, capacity) is Backend.MICRO or capacity <= options.inline_limit:
+    if choose_backend(sharded, capacity) is Backend.MICRO or capacity <= inline_limit(arch, options):
         return ScaleMode.INLINE
     return ScaleMode.EXPAND
+
+
+def inline_limit(arch: str, options: PlanOptions) -> int:
+    """Return the largest capacity whose grouped kernels read scales inline, in tokens."""
+    return INLINE_LIMITS[target(arch).arch] if options.inline_limit is None else options.inline_limit
 
 
 def choose_tile_m(arch: str, capacity: int) -> int:

@@ -59,7 +59,8 @@ OPTIONS: dict[str, Any] = {
     ],
     "arms": Annotated[str | None, typer.Option("--arms", help="inline, expand, native (comma separated) or all.")],
     "inline_limit": Annotated[
-        int | None, typer.Option("--inline-limit", help="Largest capacity that reads scales inline.")
+        int | None,
+        typer.Option("--inline-limit", help="Largest capacity that reads scales inline. Default: the architecture's."),
     ],
     "ids": Annotated[str | None, typer.Option("--ids", help="Routing id types: int32,int64.")],
     "family": Annotated[

@@ -6,7 +6,6 @@ from typing import Literal
 
 from planfreeze.errors import InvalidCapacity, InvalidInlineLimit, UnknownArm, UnknownIdType
 from planfreeze.models.model import ID_TYPES, MAX_COUNT, IdType, Model
-from planfreeze.settings import Settings
 from planfreeze.spellings import nearest_spelling
 
 __all__ = ["ARMS", "Arm", "PlanOptions", "parse_options"]
@@ -21,9 +20,10 @@ class PlanOptions:
 
     Parameters
     ----------
-    inline_limit : int
-        Largest capacity whose grouped kernels read compressed scales inline, in tokens. The caller reads the
-        setting when it declares the plan; a setting changed later does not reach this plan.
+    inline_limit : int, optional
+        Largest capacity whose grouped kernels read compressed scales inline, in tokens; None takes the one measured
+        for the architecture. The caller reads the setting when it declares the plan; a setting changed later does
+        not reach this plan.
     is_csf_inline : bool
         Whether experts with compressed scales may be prepared for inline reading at all.
     capacities : tuple of int, optional
@@ -50,14 +50,14 @@ class PlanOptions:
     the same are equal.
     """
 
-    inline_limit: int
+    inline_limit: int | None = None
     is_csf_inline: bool = True
     capacities: tuple[int, ...] | None = None
     arms: tuple[Arm, ...] | None = None
     id_types: tuple[IdType, ...] | None = None
 
     def __post_init__(self) -> None:
-        if type(self.inline_limit) is not int or self.inline_limit < 0:
+        if self.inline_limit is not None and (type(self.inline_limit) is not int or self.inline_limit < 0):
             raise InvalidInlineLimit(self.inline_limit)
         if self.capacities is not None:
             object.__setattr__(self, "capacities", merge_capacities(self.capacities))
@@ -70,7 +70,7 @@ class PlanOptions:
         """Return what differs from the defaults as arguments of the command line."""
         lists = {"--capacity": self.capacities, "--arms": self.arms, "--ids": self.id_types}
         stated = {name: ",".join(map(str, values)) for name, values in lists.items() if values is not None}
-        if self.inline_limit != Settings().csf_inline_max_tokens:
+        if self.inline_limit is not None:
             stated["--inline-limit"] = str(self.inline_limit)
         return tuple(part for pair in stated.items() for part in pair)
 
@@ -85,7 +85,7 @@ class PlanOptions:
 
 def parse_options(
     *,
-    inline_limit: int,
+    inline_limit: int | None = None,
     is_csf_inline: bool = True,
     capacities: str | None = None,
     arms: str | None = None,

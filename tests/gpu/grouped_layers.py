@@ -59,7 +59,7 @@ class Layer:
     def arms(self) -> tuple[Arm, ...]:
         return ("native", "expand", "inline") if self.is_compact else ("native", "expand")
 
-    def declare(self, arm: Arm, capacities: tuple[int, ...], *, limit: int = LIMIT) -> MoEPlan:
+    def declare(self, arm: Arm, capacities: tuple[int, ...], *, limit: int | None = LIMIT) -> MoEPlan:
         options = PlanOptions(inline_limit=limit, capacities=capacities, arms=(arm,))
         return declare(self.model, tp=1, target=target(ARCH), options=options)
 

@@ -149,8 +149,8 @@ def test_a_limit_that_is_set_later_does_not_reach_a_declared_plan(
 ) -> None:
     monkeypatch.delenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", raising=False)
     limit = read_settings().csf_inline_max_tokens
-    assert limit == LIMIT
-    plan = layer.declare("inline", (17, limit + 1), limit=limit)
+    assert limit is None
+    plan = layer.declare("inline", (17, LIMIT + 1), limit=limit)
     monkeypatch.setenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", "0")
     assert read_settings().csf_inline_max_tokens == 0
     bound = {"native": layer.bind(layer.declare("native", (17,))), "inline": layer.bind(plan)}

@@ -16,7 +16,7 @@ def plan(
     capacities: tuple[int, ...] | None = (8,),
     arms: tuple[Arm, ...] | None = None,
     id_types: tuple[IdType, ...] | None = None,
-    limit: int = 1536,
+    limit: int | None = 1536,
     is_on: bool = True,
 ) -> MoEPlan:
     options = PlanOptions(inline_limit=limit, is_csf_inline=is_on, capacities=capacities, arms=arms, id_types=id_types)

@@ -22,6 +22,7 @@ from planfreeze.kernels.moe.rules import (
     choose_scale_mode,
     choose_tile_m,
     has_kernels,
+    inline_limit,
     is_compact,
     is_prepared_inline,
     shard,
@@ -33,7 +34,7 @@ KIMI = load_model("kimi_k3")
 UNCOMPRESSED = dataclasses.replace(DS41, name="uncompressed", weight_format="mxfp4")
 
 
-def options(*, limit: int = 1536, is_on: bool = True, arms: tuple[Arm, ...] | None = None) -> PlanOptions:
+def options(*, limit: int | None = 1536, is_on: bool = True, arms: tuple[Arm, ...] | None = None) -> PlanOptions:
     return PlanOptions(inline_limit=limit, is_csf_inline=is_on, arms=arms)
 
 
@@ -210,7 +211,14 @@ def test_an_arm_the_model_does_not_have_is_refused(sharded: ShardedModel, is_on:
 def test_the_limit_decides_for_grouped_kernels_of_inline_experts_alone(
     arm: Arm, capacity: int, limit: int, mode: ScaleMode
 ) -> None:
-    assert choose_scale_mode(shard(DS41, 4), capacity, arm, options(limit=limit)) is mode
+    assert choose_scale_mode(shard(DS41, 4), "sm_90a", capacity, arm, options(limit=limit)) is mode
+
+
+@pytest.mark.parametrize(("arch", "limit"), [("sm_90a", 4096), ("sm_120a", 1536)])
+def test_without_a_limit_the_one_of_the_architecture_decides(arch: str, limit: int) -> None:
+    for capacity, mode in ((limit, ScaleMode.INLINE), (limit + 1, ScaleMode.EXPAND)):
+        assert choose_scale_mode(shard(DS41, 4), arch, capacity, "inline", options(limit=None)) is mode
+    assert inline_limit(arch, options(limit=None)) == limit and inline_limit(arch, options(limit=0)) == 0
 
 
 @pytest.mark.parametrize(

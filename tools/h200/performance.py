@@ -54,7 +54,7 @@ interleaved rounds, forms of scales side by side; for the projections three or f
 
 All arms give the same bits. Errors are relative L2 against float64 with the kernels' roundings; times are microseconds
 a call in CUDA graphs, medians of 54 interleaved rounds, routing and sums included. `expand` decodes the scales before
-every call; above 1536 tokens the inline arm expands its own first.
+every call; above 1536 tokens, the limit that these plans were made with, the inline arm expands its own first.
 
 | layer | tokens | error | native | expand | inline |
 |---|---|---|---|---|---|
