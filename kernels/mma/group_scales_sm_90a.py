@@ -15,7 +15,7 @@ from cutlass import Int32, Int64, Uint32, cute
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma.memory import select
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves, RowMemory, copy_words, make_words
-from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_native, selector_offset
+from planfreeze.kernels.mma.sm_90a import rebuild_inline, rebuild_native
 from planfreeze.kernels.mma.stage_sm_90a import (
     GROUP_SCALE_BYTES,
     NATIVE_SCALE_BYTES,
@@ -78,12 +78,8 @@ class NativeGroup:
 
     def copy(self, stage, source, distance, group):
         """Start the copies of one step from ``source``; ``landed`` completes when all warpgroups' have arrived."""
-        landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales + group * NATIVE_SCALE_BYTES
-        size_bytes = Int32(GROUP_SCALE_BYTES)
-        ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
-        ptx.copy_bulk(target, source, size_bytes, landed)
-        ptx.copy_bulk(target + GROUP_SCALE_BYTES, source + Int64(self.halves.group_bytes), size_bytes, landed)
+        self.halves.copy_to(target, stage + self.pipeline.landed, source)
 
     def skip(self, memory, copied, lane):
         """Nothing is known ahead."""
@@ -146,8 +142,7 @@ class InlineGroup:
             with cute.arch.elect_one():
                 self.halves.copy_bases(stage, stage + bases, addresses, expert, half_tile)
         if step == self.lag:
-            memory.load_bases(behind + bases + lane * 4)
-            memory.offset[0] = Uint32(selector_offset(lane, half_tile & 1))
+            memory.keep_rows(behind + bases, lane, half_tile & 1)
 
     def end_of_run(self, step):
         """Return where the run that begins with a step ends."""

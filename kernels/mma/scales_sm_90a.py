@@ -97,8 +97,10 @@ class NativeHalves:
 
     def copy(self, stage, addresses, source, expert, half_tile, step):
         """Start the copies of one step from ``source``; ``landed`` completes when they have arrived."""
-        landed = stage + self.pipeline.landed
-        target = stage + self.pipeline.staged_scales
+        self.copy_to(stage + self.pipeline.staged_scales, stage + self.pipeline.landed, source)
+
+    def copy_to(self, target, landed, source):
+        """Start the copies of one step, of the words of both groups."""
         size_bytes = Int32(GROUP_SCALE_BYTES)
         ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
@@ -127,6 +129,11 @@ class RowMemory:
         """Load the bases of the lane's four slots from where a task's first step staged them."""
         for nt, bits in enumerate(base_bits(ptx.load_shared(address))):
             self.bases[nt] = bits
+
+    def keep_rows(self, bases, lane, half):
+        """Keep the rows of one half of a tile, whose bases are staged there."""
+        self.load_bases(bases + lane * 4)
+        self.offset[0] = Uint32(selector_offset(lane, half))
 
 
 class InlineMemory(RowMemory):
@@ -270,8 +277,7 @@ class InlineHalves:
 
     def keep_rows(self, memory, stage, lane, half):
         """Keep what a task's first stage has of its rows; ``half`` is which of the two halves of a tile they are."""
-        memory.load_bases(stage + self.pipeline.bases + lane * 4)
-        memory.offset[0] = Uint32(selector_offset(lane, half))
+        memory.keep_rows(stage + self.pipeline.bases, lane, half)
 
     @cute.jit
     def fetch(self, memory, addresses, stage, lane):
@@ -427,11 +433,14 @@ def copy_words(target, raw, header, raw_bytes: cutlass.Constexpr, landed):
     """Copy the words of the raw tile that a header names, if it names one."""
     if Int32(header) < 0:
         ptx.expect(landed, Int32(raw_bytes))
-        words = raw + Int64(header & Uint32(RAW_INDEX)) * RAW_TILE_BYTES
-        ptx.copy_bulk(target, words, Int32(raw_bytes), landed)
+        ptx.copy_bulk(target, raw_words(raw, header), Int32(raw_bytes), landed)
 
 
 def fetch_words(target, raw, header):
     """Copy a lane's words of the raw tile that a header names, of which those of the first are at ``raw``."""
-    words = raw + Int64(header & Uint32(RAW_INDEX)) * RAW_TILE_BYTES
-    store_shared_x4(target, ptx.load_global_x4(words))
+    store_shared_x4(target, ptx.load_global_x4(raw_words(raw, header)))
+
+
+def raw_words(raw, header):
+    """Return where the words of the raw tile that a header names are, if those of the first are at ``raw``."""
+    return raw + Int64(header & Uint32(RAW_INDEX)) * RAW_TILE_BYTES

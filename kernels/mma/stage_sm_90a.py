@@ -18,8 +18,10 @@ __all__ = [
     "ROW_SCALE_BYTES",
     "SCALE_PLANE_BYTES",
     "STAGED_BLOCK_BYTES",
+    "SWIZZLE_BYTES",
     "WEIGHT_BYTES",
     "Pipeline",
+    "SwizzledPipeline",
     "row_pipeline",
 ]
 
@@ -40,6 +42,8 @@ ROW_BYTES, ROW_SCALE_BYTES = 128, 16
 CONSUMERS = 128
 """Threads of a warpgroup. One, or several, multiply; the warps behind them fill the stages."""
 BARRIER_BYTES = 8
+SWIZZLE_BYTES = 1024
+"""Period of the 128-byte swizzle: an operand starts at a multiple of it (PTX ISA, matrix descriptor)."""
 
 STAGE_ALIGNMENT = 128
 
@@ -134,6 +138,22 @@ class Pipeline:
         return LaunchInfo(
             block=(CONSUMERS + 64, 1, 1), shared_bytes=self.shared_bytes, min_blocks=4, carveout_percent=100
         )
+
+
+class SwizzledPipeline(Pipeline):
+    """Stages whose activations are an operand in 128-byte swizzle.
+
+    Activations are at a multiple of ``SWIZZLE_BYTES``, because weights and rebuilt scales fill whole ones and so does a
+    stage.
+    """
+
+    __slots__ = ()
+
+    @property
+    def stage_bytes(self) -> int:
+        """Distance between stages."""
+        used = self.landed + BARRIER_BYTES
+        return -(-used // SWIZZLE_BYTES) * SWIZZLE_BYTES
 
 
 def row_pipeline(*, is_inline: bool) -> Pipeline:

@@ -151,27 +151,19 @@ class ScalePlane:
 def copy_tokens(pipeline, stage, lane, source, rows, pitch_bytes, row_scales, valid):
     """Start the copies of K128 of the first ``valid`` tokens and of their scales; one warp.
 
-    ``source``, ``rows`` and ``pitch_bytes`` say what :func:`copy_chunks` copies; ``row_scales`` is the lane's source
-    for the scales of token ``lane``.
-    """
-    copy_chunks(stage + pipeline.activations, lane, source, rows, pitch_bytes, valid)
-    target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
-    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
-
-
-def copy_chunks(target, lane, source, rows, pitch_bytes, valid):
-    """Start a lane's copies of K128 of the first ``valid`` rows of an operand; of sixteen, all are left out if none is.
-
     Token ``4 * i + (lane >> 3)`` is row ``rows[i]`` in memory, ``pitch_bytes`` from one to the next; ``source`` is this
-    lane's chunk of row 0. The rest of the operand stays what it was, and reaches only result columns that nobody reads.
+    lane's chunk of row 0, and ``row_scales`` where the scales of token ``lane`` are. Of sixteen tokens, all are left
+    out if none is valid. The rest of the operand stays what it was, and reaches only result columns that nobody reads.
     """
-    targets = [target + offset for offset in chunk_offsets(lane, 4 * len(rows))]
+    targets = [stage + pipeline.activations + offset for offset in chunk_offsets(lane, 4 * len(rows))]
     for first in range(0, len(rows), 4):
         some = slice(first, first + 4)
         if first == 0:
             start_copies(0, targets[some], lane, source, rows[some], pitch_bytes, valid)
         else:
             start_copies_from(4 * first, targets[some], lane, source, rows[some], pitch_bytes, valid)
+    target = stage + pipeline.activation_scales + lane * ROW_SCALE_BYTES
+    copy_16(target, row_scales, Int32(ROW_SCALE_BYTES), Int32(lane < valid))
 
 
 @cute.jit

@@ -14,11 +14,11 @@ from cutlass import Constexpr, Int32, Int64, Uint32, cute
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.moe.routing import COUNTER_START
+from planfreeze.kernels.moe.routing import COUNTER_START, COUNTS
 
 __all__ = ["DONE", "await_rows", "count_done", "counter_of"]
 
-DONE, TAKEN, FIRST_TILE = 4, 8, 12
+DONE, TAKEN, FIRST_TILE = 4, 8, 4 * COUNTS
 """Places of the counters, in bytes."""
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.mma.stage_sm_90a import Pipeline
+from planfreeze.kernels.mma.stage_sm_90a import SwizzledPipeline
 from planfreeze.kernels.moe.geometry import (
     GROUP,
     ROW_TILE,
@@ -37,8 +37,6 @@ THREADS_SM_90A = {1: 160, 3: 512}
 WIDE_STAGES_SM_90A = 5
 BLOCKS_SM_90A = {8: 4, 16: 4, 32: 3}
 """Resident blocks per SM: as many as the registers of the sums and the shared memory of the ring allow."""
-SWIZZLE_BYTES = 1024
-"""Period of the 128-byte swizzle: an operand starts at a multiple of it (PTX ISA, matrix descriptor)."""
 SHARED_BYTES_SM_120A = 2 * 11328
 """Two stages of K64: 2048 bytes of activations, 64 of their scales, 4096 of weights and 512 of scales of each half."""
 
@@ -110,8 +108,8 @@ def explain_refusal(payload: SplitFc1Payload) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPipeline(Pipeline):
-    """Stages with the activations of several tokens as a swizzled operand, and an area behind the ring.
+class TokenPipeline(SwizzledPipeline):
+    """Stages with the activations of several tokens, and an area behind the ring.
 
     Parameters
     ----------
@@ -122,8 +120,7 @@ class TokenPipeline(Pipeline):
 
     Notes
     -----
-    A stage also holds the 16 bytes of ``task``: four words about a task. Activations are at a
-    multiple of ``SWIZZLE_BYTES``, because weights and rebuilt scales fill whole ones and so does a stage.
+    A stage also holds the 16 bytes of ``task``: four words about a task.
     """
 
     tokens: int
@@ -133,11 +130,6 @@ class TokenPipeline(Pipeline):
     def task(self) -> int:
         """Offset of four words about a task."""
         return self.activation_scales + 16 * self.tokens
-
-    @property
-    def stage_bytes(self) -> int:
-        """Distance between stages."""
-        return ceil_div(self.landed + 8, SWIZZLE_BYTES) * SWIZZLE_BYTES
 
     @property
     def exchange(self) -> int:

@@ -2,7 +2,7 @@
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Constexpr, Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
@@ -22,12 +22,19 @@ from planfreeze.kernels.mma.mxfp8 import (
 )
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
-from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, SCALE_PLANE_BYTES, WEIGHT_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import (
+    CONSUMERS,
+    ROW_BYTES,
+    ROW_SCALE_BYTES,
+    SCALE_PLANE_BYTES,
+    SWIZZLE_BYTES,
+    WEIGHT_BYTES,
+)
 from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width
 from planfreeze.kernels.moe.micro_act_cute import approximate_sigmoid, sigmoid, silu_product
 from planfreeze.kernels.moe.progress_cute import count_done
-from planfreeze.kernels.moe.split_fc1 import SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a, warpgroups_sm_90a
+from planfreeze.kernels.moe.split_fc1 import THREADS_SM_90A, pipeline_sm_90a, warpgroups_sm_90a
 
 __all__ = ["SplitFc1"]
 
@@ -134,39 +141,51 @@ class SplitFc1:
 
     @cute.kernel
     def kernel(self, parameters):
-        tile_count = parameters[-7]
+        # The producer arrives on ``full`` when it starts the copies and when it has rebuilt the scales.
+        thread, shared, walk = self.begin(parameters, 2)
+        if thread >= CONSUMERS:
+            self.produce(shared, thread & 31, walk, parameters)
+        else:
+            self.consume(shared, thread, walk, parameters)
+
+    @cute.jit
+    def begin(self, parameters, full_arrivals: Constexpr):
+        """Set up the stages and wait for the launch before; return the thread, its block's memory and its tasks."""
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         # The swizzle follows address bits, so the operands' alignment counts from zero.
         shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=SWIZZLE_BYTES).toint())
         if thread == 0:
-            mma.init_stages(self.pipeline, shared)
+            mma.init_stages(self.pipeline, shared, full_arrivals)
         follow()
-        walk = (block, blocks, ptx.load_global_i32(tile_count) * self.tiles)
+        walk = (block, blocks, ptx.load_global_i32(parameters[-7]) * (self.tiles // self.warpgroups))
         cute.arch.sync_threads()
-        if thread >= CONSUMERS:
-            self.produce(shared, thread & 31, walk, parameters)
-        else:
-            self.consume(shared, thread, walk, parameters)
+        return thread, shared, walk
 
     def split_task(self, task):
-        """Return the m tile and the 64-row tile of a task, both Int32."""
-        m_tile = Uint32(task) // Uint32(self.tiles)
-        return Int32(m_tile), Int32(Uint32(task) - m_tile * Uint32(self.tiles))
+        """Return the m tile and the first 64-row tile of a task, both Int32."""
+        tasks = Uint32(self.tiles // self.warpgroups)
+        m_tile = Uint32(task) // tasks
+        return Int32(m_tile), Int32((Uint32(task) - m_tile * tasks) * Uint32(self.warpgroups))
 
     # --- producer -----------------------------------------------------------------------------------------------
 
     def load_tables(self, parameters, task, lane):
         """Load the expert and the valid rows of a task's m tile, and the pair of its row ``lane``."""
-        token_map, tile_expert, tile_valid = parameters[-10:-7]
+        tile_expert, tile_valid = parameters[-9:-7]
         m_tile, _ = self.split_task(task)
-        row = Int64(m_tile) * self.tile_m + Int64(lane & (self.tile_m - 1))
         return (
             ptx.load_global_i32(tile_expert + Int64(m_tile) * 4),
             ptx.load_global_i32(tile_valid + Int64(m_tile) * 4),
-            ptx.load_global_i32(token_map + row * 4),
+            self.load_pair(parameters, task, lane),
         )
+
+    def load_pair(self, parameters, task, lane):
+        """Load the pair of a lane's row of a task."""
+        m_tile, _ = self.split_task(task)
+        row = Int64(m_tile) * self.tile_m + Int64(lane & (self.tile_m - 1))
+        return ptx.load_global_i32(parameters[-10] + row * 4)
 
     def spread_tokens(self, token, lane):
         """Return the tokens whose activations a lane copies, from the one token every lane has."""

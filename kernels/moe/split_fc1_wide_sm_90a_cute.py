@@ -8,10 +8,8 @@ from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
 from planfreeze.kernels.mma.group_scales_sm_90a import InlineGroup, NativeGroup
-from planfreeze.kernels.mma.launch import follow
 from planfreeze.kernels.mma.memory import commit_copies, wait_copies
 from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
-from planfreeze.kernels.moe.split_fc1 import SWIZZLE_BYTES
 from planfreeze.kernels.moe.split_fc1_sm_90a_cute import HALF_WEIGHT_BYTES, SplitFc1
 
 __all__ = ["WideSplitFc1"]
@@ -47,18 +45,8 @@ class WideSplitFc1(SplitFc1):
 
     @cute.kernel
     def kernel(self, parameters):
-        tile_count = parameters[-7]
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
-        # The swizzle follows address bits, so the operands' alignment counts from zero.
-        shared = Int32(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=SWIZZLE_BYTES).toint())
-        if thread == 0:
-            # Of every warpgroup its copies and its rebuilt scales, and the activations of all.
-            mma.init_stages(self.pipeline, shared, full_arrivals=2 * self.warpgroups + 1)
-        follow()
-        walk = (block, blocks, ptx.load_global_i32(tile_count) * (self.tiles // self.warpgroups))
-        cute.arch.sync_threads()
+        # Of every warpgroup its copies and its rebuilt scales, and the activations of all.
+        thread, shared, walk = self.begin(parameters, 2 * self.warpgroups + 1)
         warp = cute.arch.make_warp_uniform(thread >> 5)
         first_producer = mma.CONSUMER_WARPS * self.warpgroups
         if warp >= first_producer:
@@ -70,12 +58,6 @@ class WideSplitFc1(SplitFc1):
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             self.consume(shared, thread, walk, parameters)
-
-    def split_task(self, task):
-        """Return the m tile and the first 64-row tile of a task, both Int32."""
-        threes = self.tiles // self.warpgroups
-        m_tile = Uint32(task) // Uint32(threes)
-        return Int32(m_tile), Int32((Uint32(task) - m_tile * Uint32(threes)) * Uint32(self.warpgroups))
 
     def load_entries(self, table, walk, task, lane):
         """Load what a table of m tiles has for the 32 tasks of this block from ``task`` on, one per lane.
@@ -139,12 +121,6 @@ class WideSplitFc1(SplitFc1):
                 self.publish(behind, lane)
                 behind, behind_left, _ = mma.advance(self.pipeline, behind, behind_left, Int32(0))
 
-    def load_pair(self, parameters, task, lane):
-        """Load the pair of a lane's row of a task."""
-        m_tile, _ = self.split_task(task)
-        row = Int64(m_tile) * self.tile_m + Int64(lane & (self.tile_m - 1))
-        return ptx.load_global_i32(parameters[-10] + row * 4)
-
     # --- weights and scales -------------------------------------------------------------------------------------
 
     @cute.jit
@@ -192,30 +168,30 @@ class WideSplitFc1(SplitFc1):
                     weights = weights + HALF_WEIGHT_BYTES
                     scales = scales + scale_step
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    ring = self.catch_up_group(memory, ring, copied, lane, group)
+                    ring = self.catch_up_scales(memory, ring, copied, lane, group)
                     copied = copied + 1
                 step = end
-        stage, left, parity = ring
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             if copied + i >= self.lag:
-                ptx.wait(stage + self.pipeline.landed, parity)
-                self.scales.rebuild(memory, stage, lane, group)
-                mma.arrive_once(stage + self.pipeline.full)
-                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                ring = self.finish_scales(memory, ring, lane, group)
 
     def tile_of(self, task, group):
         """Return the 64-row tile of a warpgroup in a task, Int32."""
         return self.split_task(task)[1] + group
 
     @cute.jit
-    def catch_up_group(self, memory, ring, copied, lane, group):
+    def catch_up_scales(self, memory, ring, copied, lane, group):
         """Rebuild the scales of the step ``lag`` before the one that is copied, and hand them over."""
-        stage, left, parity = ring
         if copied >= self.lag:
-            ptx.wait(stage + self.pipeline.landed, parity)
-            self.scales.rebuild(memory, stage, lane, group)
-            mma.arrive_once(stage + self.pipeline.full)
-            stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+            ring = self.finish_scales(memory, ring, lane, group)
         else:
             self.scales.skip(memory, copied, lane)
-        return stage, left, parity
+        return ring
+
+    def finish_scales(self, memory, ring, lane, group):
+        """Rebuild the scales of a stage once they have landed, and hand them over; return what is after it."""
+        stage, left, parity = ring
+        ptx.wait(stage + self.pipeline.landed, parity)
+        self.scales.rebuild(memory, stage, lane, group)
+        mma.arrive_once(stage + self.pipeline.full)
+        return mma.advance(self.pipeline, stage, left, parity)

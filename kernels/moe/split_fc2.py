@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
-from planfreeze.kernels.mma.stage_sm_90a import BARRIER_BYTES, Pipeline
-from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, ceil_div, intermediate_bytes, is_compact, row_tiles
+from planfreeze.kernels.mma.stage_sm_90a import SwizzledPipeline
+from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, intermediate_bytes, is_compact, row_tiles
 from planfreeze.kernels.moe.routing import COUNTS
 from planfreeze.kernels.scales.geometry import TILE_BLOCK_BYTES
 from planfreeze.payload import Field, Payload
@@ -28,8 +28,6 @@ BLOCKS_SM_90A = {8: 4, 16: 4, 32: 3}
 """Resident blocks per SM: what the registers of ``tile_m`` sums and the shared memory leave room for."""
 RECORDS = 8
 """Records of tasks on sm_90a: a power of two, and more than the stages, of which a short task takes only one."""
-SWIZZLE_BYTES = 1024
-"""Alignment of an operand in 128-byte swizzle: the pattern repeats after eight rows (PTX ISA, wgmma operands)."""
 SHARED_BYTES_SM_120A = 22_528
 """Two stages of K128: 16 rows of activations and their scale words, 8192 bytes of weights, 512 of scales."""
 
@@ -87,8 +85,8 @@ def explain_refusal(payload: SplitFc2Payload) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowPipeline(Pipeline):
-    """Stages with intermediate rows as a swizzled operand, and records of tasks behind the ring.
+class RowPipeline(SwizzledPipeline):
+    """Stages with intermediate rows, and records of tasks behind the ring.
 
     Parameters
     ----------
@@ -101,12 +99,6 @@ class RowPipeline(Pipeline):
     """
 
     rows: int
-
-    @property
-    def stage_bytes(self) -> int:
-        """Distance between stages; each starts at a whole pattern of the swizzle."""
-        used = self.landed + BARRIER_BYTES
-        return ceil_div(used, SWIZZLE_BYTES) * SWIZZLE_BYTES
 
     @property
     def records(self) -> int:

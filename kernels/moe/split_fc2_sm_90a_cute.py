@@ -12,11 +12,11 @@ from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_prev
 from planfreeze.kernels.mma.memory import select
 from planfreeze.kernels.mma.rows_sm_90a import RowProduct
 from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
-from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, SWIZZLE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.mma.words import store_shared_x4
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
 from planfreeze.kernels.moe.progress_cute import await_rows, take_task
-from planfreeze.kernels.moe.split_fc2 import RECORDS, SWIZZLE_BYTES, THREADS_SM_90A, pipeline_sm_90a
+from planfreeze.kernels.moe.split_fc2 import RECORDS, THREADS_SM_90A, pipeline_sm_90a
 
 __all__ = ["SplitFc2"]
 
