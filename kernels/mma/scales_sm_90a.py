@@ -1,12 +1,11 @@
 """Staging of weight scales on sm_90a, native or inline.
 
 Halves are those of the first projection, 64 up rows and the same 64 gate rows a stage; Rows those of the second, 128
-rows of one group. All have the same methods, so that a kernel is written once. The producer calls ``locate`` for every
-task and for every step ``copy``, in one lane; some steps later ``rebuild``, which turns what has landed into the fp32
-plane. The words of a raw tile come in one of two ways. Who has time to wait calls ``fetch`` before it rebuilds. Who has
-not calls ``look_ahead`` while the task before is copied, then ``start``, and ``find`` and ``copy_raw`` for every step:
-they start the copies of words before those of the step. What a warp keeps between calls is in the registers that
-``remember`` gives. ``addresses`` are the kernel's scale parameters.
+rows of one group. Both storages have the same methods, so that a kernel is written once. A warp calls ``locate`` for
+every task and for every step ``copy``, in one lane; some steps later ``rebuild``, which turns what has landed into the
+fp32 plane. What it keeps between calls is in the registers that ``remember`` gives. ``addresses`` are the kernel's
+scale parameters: the plane, or tile blocks, row bases and raw tiles. Words of a raw tile are loaded by the lanes that
+rebuild it, for which a warp must have time; :mod:`planfreeze.kernels.mma.scales_ahead_sm_90a` copies them before.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -14,11 +13,10 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.memory import select
 from planfreeze.kernels.mma.sm_90a import (
     base_bits,
-    half_of_offset,
-    header_offset,
+    half_raw_place,
+    load_raw,
     rebuild_inline,
     rebuild_inline_rows,
     rebuild_native,
@@ -29,21 +27,19 @@ from planfreeze.kernels.mma.stage_sm_90a import (
     GROUP_SCALE_BYTES,
     NATIVE_SCALE_BYTES,
     ROWS,
+    SCALE_PLANE_BYTES,
     STAGED_BLOCK_BYTES,
     Pipeline,
 )
-from planfreeze.kernels.mma.words import store_shared_x4
-from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
+from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
 
-__all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows", "RowMemory", "copy_words", "make_words"]
-
-LANES = 32
-RAW_INDEX = 0x7FFFFFFF
-"""Bits of a raw tile's header that are its number."""
+__all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
 
 
 class NativeHalves:
     """Scales from the native plane: words of 64 rows of each group.
+
+    Where several warpgroups multiply, a stage has the scales of each, and ``warpgroup`` says whose are meant.
 
     Parameters
     ----------
@@ -67,22 +63,7 @@ class NativeHalves:
         """Nothing is kept."""
         return ()
 
-    def look_ahead(self, memory, addresses, expert, half_tile, lane, part=0):
-        """Native words need no look ahead."""
-
-    def start(self, memory):
-        """Nothing is kept."""
-
-    def find(self, memory, step):
-        """All steps are alike."""
-
-    def copy_raw(self, stage, addresses, half_tile, found):
-        """There are no raw tiles."""
-
-    def fetch(self, memory, addresses, stage, lane):
-        """There are no raw tiles."""
-
-    def keep_rows(self, memory, stage, lane, half):
+    def keep_rows(self, memory, stage, lane, half_tile, warpgroup=0):
         """Nothing is kept."""
 
     @cute.jit
@@ -95,28 +76,28 @@ class NativeHalves:
         first = first + Int64(part * self.steps) * step
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
-    def copy(self, stage, addresses, source, expert, half_tile, step):
-        """Start the copies of one step from ``source``; ``landed`` completes when they have arrived."""
-        self.copy_to(stage + self.pipeline.staged_scales, stage + self.pipeline.landed, source)
-
-    def copy_to(self, target, landed, source):
-        """Start the copies of one step, of the words of both groups."""
+    def copy(self, stage, addresses, source, expert, half_tile, step, warpgroup=0):
+        """Start the copies of one step from ``source``; ``landed`` completes when those of all warpgroups are there."""
+        landed = stage + self.pipeline.landed
+        target = stage + self.pipeline.staged_scales + warpgroup * NATIVE_SCALE_BYTES
         size_bytes = Int32(GROUP_SCALE_BYTES)
         ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + GROUP_SCALE_BYTES, source + Int64(self.group_bytes), size_bytes, landed)
 
-    def rebuild(self, memory, stage, lane):
+    def rebuild(self, memory, addresses, stage, lane, warpgroup=0):
         """Write the fp32 plane of a stage."""
-        rebuild_native(lane, stage + self.pipeline.staged_scales, stage + self.pipeline.scales)
+        staged = stage + self.pipeline.staged_scales + warpgroup * NATIVE_SCALE_BYTES
+        rebuild_native(lane, staged, stage + self.pipeline.scales + warpgroup * SCALE_PLANE_BYTES)
 
 
 class RowMemory:
-    """What a producer warp keeps, in registers, of the rows that its lanes rebuild: bases, and where selectors are."""
+    """What a warp keeps, in registers, of the rows that its lanes rebuild: bases, and where selectors are."""
 
     def __init__(self):
-        self.bases = make_words(4)
-        self.offset = make_words(1)
+        self.bases = cute.make_rmem_tensor((4,), Uint32)
+        self.offset = cute.make_rmem_tensor((1,), Uint32)
+        self.keep([Uint32(0)] * 4, Uint32(0))
 
     def __extract_mlir_values__(self):
         """The tensors stay where they are: nothing of them is carried through branches and loops."""
@@ -125,90 +106,17 @@ class RowMemory:
     def __new_from_mlir_values__(self, values):
         return self
 
-    def load_bases(self, address):
-        """Load the bases of the lane's four slots from where a task's first step staged them."""
-        for nt, bits in enumerate(base_bits(ptx.load_shared(address))):
+    def keep(self, bases, offset):
+        """Keep the bits of the bases of the lane's four slots, and where their selectors are in a tile block."""
+        for nt, bits in enumerate(bases):
             self.bases[nt] = bits
-
-    def keep_rows(self, bases, lane, half):
-        """Keep the rows of one half of a tile, whose bases are staged there."""
-        self.load_bases(bases + lane * 4)
-        self.offset[0] = Uint32(selector_offset(lane, half))
-
-
-class InlineMemory(RowMemory):
-    """What it keeps of a task's steps, too: so it is known before a step is copied whether a tile of it is raw.
-
-    These are the headers of the tile blocks, of which lane l has those of steps l, l + 32, .. of every row group, and
-    in every lane a bit for each step with a raw tile.
-    """
-
-    def __init__(self, groups, steps):
-        super().__init__()
-        self.groups = groups
-        self.words = -(-steps // LANES)
-        self.next_headers = make_words(groups * self.words)
-        self.headers = make_words(groups * self.words)
-        self.raw_steps = make_words(self.words)
-        self.found = make_words(groups)
-
-    def load(self, group, first_block, steps, lane):
-        """Load the headers of a task's blocks in one row group."""
-        for word in range(self.words):
-            step = cutlass.min(Int32(word * LANES) + lane, Int32(steps - 1))
-            header = first_block + Int64(step) * TILE_BLOCK_BYTES + SELECTOR_BYTES
-            self.next_headers[group * self.words + word] = Uint32(ptx.load_global_i32(header))
-
-    def start(self):
-        """Go on to the task whose headers were loaded last."""
-        for word in range(self.words):
-            merged = Uint32(0)
-            for group in range(self.groups):
-                place = group * self.words + word
-                self.headers[place] = self.next_headers[place]
-                merged = merged | self.headers[place]
-            self.raw_steps[word] = Uint32(cute.arch.vote_ballot_sync(Int32(merged) < 0))
-
-    def pick(self, words, step):
-        """Return the word of a step, of those that have 32 steps each."""
-        word = words[0]
-        for i in range(1, self.words):
-            word = select(step >= i * LANES, words[i], word)
-        return word
-
-    def has_raw(self, step):
-        """Tell whether a tile of a step is raw."""
-        return ((self.pick(self.raw_steps, step) >> Uint32(step & (LANES - 1))) & Uint32(1)) != Uint32(0)
-
-    def read(self, step):
-        """Find the headers of a step."""
-        for group in range(self.groups):
-            words = [self.headers[group * self.words + word] for word in range(self.words)]
-            self.found[group] = Uint32(cute.arch.shuffle_sync(self.pick(words, step), step & (LANES - 1)))
-
-
-def make_words(count):
-    """Return so many registers, zero."""
-    words = cute.make_rmem_tensor((count,), Uint32)
-    for i in range(count):
-        words[i] = Uint32(0)
-    return words
-
-
-@cute.jit
-def find_inline(memory, step):
-    """Find the headers of a step if a tile of it is raw; return whether one is."""
-    is_raw = memory.has_raw(step)
-    if is_raw:
-        memory.read(step)
-    return is_raw
+        self.offset[0] = offset
 
 
 class InlineHalves:
-    """Scales from inline storage: of a 128-row tile of each group, of which 64 slots are used, the tile block and, if
-    the tile is raw, their words.
+    """Scales from inline storage: of a 128-row tile of each group, of which 64 slots are used, the tile block.
 
-    Parameters are those of :class:`NativeHalves`. ``addresses`` are tile blocks, row bases and raw tiles.
+    Parameters are those of :class:`NativeHalves`.
     """
 
     def __init__(self, pipeline: Pipeline, *, hidden: int, intermediate: int, parts: int = 1) -> None:
@@ -219,26 +127,12 @@ class InlineHalves:
         self.group_bytes = self.row_tiles * self.row_tile_bytes
 
     def remember(self):
-        """Return the registers of a producer warp."""
-        return InlineMemory(2, self.steps)
+        """Return the registers of a warp."""
+        return RowMemory()
 
     def row_block(self, expert, half_tile):
         """Return the up row block of a 64-row tile; its gate block is ``row_tiles`` further."""
         return expert * (2 * self.row_tiles) + Int64(half_tile >> 1)
-
-    def look_ahead(self, memory, addresses, expert, half_tile, lane, part=0):
-        """Load the headers of a task."""
-        first, _ = self.locate(addresses, expert, half_tile, part)
-        for group in range(2):
-            memory.load(group, first + group * self.group_bytes, self.steps, lane)
-
-    def start(self, memory):
-        """Begin the task that was looked at last."""
-        memory.start()
-
-    def find(self, memory, step):
-        """Return what :meth:`copy_raw` takes: whether a tile of a step is raw, and where its headers are."""
-        return find_inline(memory, step), memory
 
     def locate(self, addresses, expert, half_tile, part=0):
         """Return the address of a task's first up tile block and the distance of its steps, both Int64."""
@@ -246,28 +140,24 @@ class InlineHalves:
         return addresses[0] + first, Int64(TILE_BLOCK_BYTES)
 
     @cute.jit
-    def copy_raw(self, stage, addresses, half_tile, found):
-        """Start the copies of the words of a step's raw tiles, which ``landed`` waits for, too."""
-        is_raw, memory = found
-        if is_raw:
-            raw = addresses[2] + Int64(half_tile & 1) * GROUP_SCALE_BYTES
-            copy_raw(stage + self.pipeline.scales, raw, memory, GROUP_SCALE_BYTES, stage + self.pipeline.landed)
+    def copy(self, stage, addresses, source, expert, half_tile, step, warpgroup=0):
+        """Start the copies of one step from ``source``, and of the row bases in a task's first step.
 
-    @cute.jit
-    def copy(self, stage, addresses, source, expert, half_tile, step):
-        """Start the copies of one step from ``source``, and of the row bases in a task's first step."""
+        ``landed`` completes when those of all warpgroups are there.
+        """
         landed = stage + self.pipeline.landed
-        target = stage + self.pipeline.staged_scales
+        target = stage + self.pipeline.staged_scales + warpgroup * (2 * STAGED_BLOCK_BYTES)
         if step == 0:
-            self.copy_bases(stage, stage + self.pipeline.bases, addresses, expert, half_tile)
+            self.copy_bases(stage, addresses, expert, half_tile, warpgroup)
         size_bytes = Int32(TILE_BLOCK_BYTES)
         ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + STAGED_BLOCK_BYTES, source + self.group_bytes, size_bytes, landed)
 
-    def copy_bases(self, stage, target, addresses, expert, half_tile):
+    def copy_bases(self, stage, addresses, expert, half_tile, warpgroup):
         """Start the copies of the row bases, which ``landed`` waits for, too."""
         landed = stage + self.pipeline.landed
+        target = stage + self.pipeline.bases + warpgroup * BASE_BLOCK_BYTES
         size_bytes = Int32(BASE_BLOCK_BYTES // 2)
         up = addresses[1] + self.row_block(expert, half_tile) * BASE_BLOCK_BYTES
         up = up + Int64(half_tile & 1) * (BASE_BLOCK_BYTES // 2)
@@ -275,23 +165,21 @@ class InlineHalves:
         ptx.copy_bulk(target, up, size_bytes, landed)
         ptx.copy_bulk(target + BASE_BLOCK_BYTES // 2, up + self.row_tiles * BASE_BLOCK_BYTES, size_bytes, landed)
 
-    def keep_rows(self, memory, stage, lane, half):
-        """Keep what a task's first stage has of its rows; ``half`` is which of the two halves of a tile they are."""
-        memory.keep_rows(stage + self.pipeline.bases, lane, half)
+    def keep_rows(self, memory, stage, lane, half_tile, warpgroup=0):
+        """Keep what a task's first stage has of its rows, once it has landed."""
+        bases = stage + self.pipeline.bases + warpgroup * BASE_BLOCK_BYTES
+        memory.keep(base_bits(ptx.load_shared(bases + lane * 4)), Uint32(selector_offset(lane, half_tile & 1)))
 
-    @cute.jit
-    def fetch(self, memory, addresses, stage, lane):
-        """Bring the words of raw tiles that have landed to where they are staged."""
-        header = ptx.load_shared(stage + self.pipeline.staged_scales + header_offset(lane))
-        if Int32(header) < 0:
-            half = half_of_offset(Int32(memory.offset[0]))
-            place = Int64(half * GROUP_SCALE_BYTES + (lane & 15) * 16)
-            fetch_words(stage + self.pipeline.scales + lane * 16, addresses[2] + place, header)
-
-    def rebuild(self, memory, stage, lane):
+    def rebuild(self, memory, addresses, stage, lane, warpgroup=0):
         """Write the fp32 plane of a stage."""
-        blocks, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline(lane, Int32(memory.offset[0]), memory.bases, blocks, scales)
+        blocks = stage + self.pipeline.staged_scales + warpgroup * (2 * STAGED_BLOCK_BYTES)
+        scales = stage + self.pipeline.scales + warpgroup * SCALE_PLANE_BYTES
+        offset = Int32(memory.offset[0])
+        rebuild_inline(lane, offset, memory.bases, blocks, self.raw_words(addresses, scales, lane, offset), scales)
+
+    def raw_words(self, addresses, scales, lane, offset):
+        """Return what gives a lane's words of the raw tile that a header names: by loading them."""
+        return lambda header: load_raw(addresses[2], header, half_raw_place(lane, offset))
 
 
 class NativeRows:
@@ -315,18 +203,6 @@ class NativeRows:
         """Nothing is kept."""
         return ()
 
-    def look_ahead(self, memory, addresses, row_block, lane):
-        """Native words need no look ahead."""
-
-    def start(self, memory):
-        """Nothing is kept."""
-
-    def find(self, memory, step):
-        """All steps are alike."""
-
-    def copy_raw(self, stage, addresses, found):
-        """There are no raw tiles."""
-
     def locate(self, addresses, row_block):
         """Return the address of the first words of a row block, Int64."""
         return addresses[0] + row_block * self.row_block_bytes
@@ -339,11 +215,8 @@ class NativeRows:
         words = source + Int64(step) * NATIVE_SCALE_BYTES
         ptx.copy_bulk(stage + self.pipeline.staged_scales, words, size_bytes, landed)
 
-    def fetch(self, addresses, stage, lane):
-        """There are no raw tiles."""
-
     @cute.jit
-    def rebuild(self, memory, stage, lane, step):
+    def rebuild(self, memory, addresses, stage, lane, step):
         """Write the fp32 plane of a stage, the step of its task."""
         staged, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
         if cutlass.const_expr(self.has_tail):
@@ -356,9 +229,9 @@ class NativeRows:
 
 
 class InlineRows:
-    """Scales of 128-row tiles from inline storage: the tile block and, if the tile is raw, its words.
+    """Scales of 128-row tiles from inline storage: the tile block.
 
-    Parameters are those of :class:`NativeRows`. ``addresses`` are tile blocks, row bases and raw tiles.
+    Parameters are those of :class:`NativeRows`.
     """
 
     def __init__(self, pipeline: Pipeline, *, intermediate: int) -> None:
@@ -367,31 +240,12 @@ class InlineRows:
         self.row_block_bytes = self.steps * TILE_BLOCK_BYTES
 
     def remember(self):
-        """Return the registers of a producer warp."""
-        return InlineMemory(1, self.steps)
-
-    def look_ahead(self, memory, addresses, row_block, lane):
-        """Load the headers of a task."""
-        memory.load(0, self.locate(addresses, row_block), self.steps, lane)
-
-    def start(self, memory):
-        """Begin the task that was looked at last."""
-        memory.start()
-
-    def find(self, memory, step):
-        """Return what :meth:`copy_raw` takes: whether the tile of a step is raw, and where its header is."""
-        return find_inline(memory, step), memory
+        """Return the registers of a warp."""
+        return RowMemory()
 
     def locate(self, addresses, row_block):
         """Return the address of the first tile block of a row block, Int64."""
         return addresses[0] + row_block * self.row_block_bytes
-
-    @cute.jit
-    def copy_raw(self, stage, addresses, found):
-        """Start the copy of the words of a step's raw tile, which ``landed`` waits for, too."""
-        is_raw, memory = found
-        if is_raw:
-            copy_raw(stage + self.pipeline.scales, addresses[2], memory, RAW_TILE_BYTES, stage + self.pipeline.landed)
 
     @cute.jit
     def copy(self, stage, addresses, source, row_block, step):
@@ -407,40 +261,13 @@ class InlineRows:
         ptx.copy_bulk(target, block, Int32(TILE_BLOCK_BYTES), landed)
 
     @cute.jit
-    def fetch(self, addresses, stage, lane):
-        """Bring the words of a raw tile that has landed to where they are staged."""
-        header = ptx.load_shared(stage + self.pipeline.staged_scales + SELECTOR_BYTES)
-        if Int32(header) < 0:
-            fetch_words(stage + self.pipeline.scales + lane * 16, addresses[2] + Int64(lane * 16), header)
-
-    @cute.jit
-    def rebuild(self, memory, stage, lane, step):
+    def rebuild(self, memory, addresses, stage, lane, step):
         """Write the fp32 plane of a stage, the step of its task."""
         if step == 0:
-            memory.load_bases(stage + self.pipeline.bases + lane * 4)
+            memory.keep(base_bits(ptx.load_shared(stage + self.pipeline.bases + lane * 4)), Uint32(0))
         block, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline_rows(lane, memory.bases, block, scales)
+        rebuild_inline_rows(lane, memory.bases, block, self.raw_words(addresses, scales, lane), scales)
 
-
-def copy_raw(target, raw, memory, raw_bytes, landed):
-    """Copy the words of the raw tiles of a step, ``raw_bytes`` of each from ``raw`` on; ``landed`` waits for them."""
-    for group in range(memory.groups):
-        copy_words(target + group * raw_bytes, raw, memory.found[group], raw_bytes, landed)
-
-
-@cute.jit
-def copy_words(target, raw, header, raw_bytes: cutlass.Constexpr, landed):
-    """Copy the words of the raw tile that a header names, if it names one."""
-    if Int32(header) < 0:
-        ptx.expect(landed, Int32(raw_bytes))
-        ptx.copy_bulk(target, raw_words(raw, header), Int32(raw_bytes), landed)
-
-
-def fetch_words(target, raw, header):
-    """Copy a lane's words of the raw tile that a header names, of which those of the first are at ``raw``."""
-    store_shared_x4(target, ptx.load_global_x4(raw_words(raw, header)))
-
-
-def raw_words(raw, header):
-    """Return where the words of the raw tile that a header names are, if those of the first are at ``raw``."""
-    return raw + Int64(header & Uint32(RAW_INDEX)) * RAW_TILE_BYTES
+    def raw_words(self, addresses, scales, lane):
+        """Return what gives a lane's words of the raw tile that a header names: by loading them."""
+        return lambda header: load_raw(addresses[2], header, lane * 16)

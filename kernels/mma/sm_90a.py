@@ -17,8 +17,8 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_BLOCK_BYTES
-from planfreeze.kernels.scales.geometry import MAX_RECORDS, SELECTOR_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import GROUP_SCALE_BYTES, SCALE_PLANE_BYTES, STAGED_BLOCK_BYTES
+from planfreeze.kernels.scales.geometry import MAX_RECORDS, RAW_TILE_BYTES, SELECTOR_BYTES
 
 PRODUCT_FACTOR = 64.0
 """Times a product of decoded weights gives the product of the E2M1 values."""
@@ -36,6 +36,8 @@ HALF_SELECTOR_BYTES = SELECTOR_BYTES // 2
 """Selectors of 64 slots."""
 HEADER_BYTES = RECORD_BYTES = 4
 """The header of a tile block, and each of the records that follow."""
+RAW_INDEX = 0x7FFFFFFF
+"""Bits of a raw tile's header that are its number."""
 
 
 # --- weights ----------------------------------------------------------------------------------------------------
@@ -151,17 +153,17 @@ def store_selected(lane, selectors, bases, scales):
 
 
 @cute.jit
-def rebuild_inline_rows(lane: Int32, bases, block: Int32, scales: Int32):
-    """Turn the staged scales of 128 rows into the fp32 plane: a tile block and, if its header says so, raw words.
+def rebuild_inline_rows(lane: Int32, bases, block: Int32, raw: cutlass.Constexpr, scales: Int32):
+    """Turn the scales of 128 rows into the fp32 plane: a staged tile block or, if its header says so, raw words.
 
-    ``bases`` are the fp32 bits of the lane's four row bases. Words of a raw tile are where the plane begins. Where the
-    tile has two columns only, the other two of the plane get finite numbers without meaning.
+    ``bases`` are the fp32 bits of the lane's four row bases; ``raw`` gives a lane's words of the raw tile that a header
+    names. Where the tile has two columns only, the other two of the plane get finite numbers without meaning.
     """
     header = ptx.load_shared(block + SELECTOR_BYTES)
     # The selectors of slots 4 * lane and on: half a word.
     selectors = ptx.load_shared(block + ((lane >> 1) << 2)) >> Uint32((lane & 1) << 4)
     if Int32(header) < 0:
-        store_raw(lane, scales)
+        store_words(lane, raw(header), scales)
     else:
         store_selected(lane, selectors, bases, scales)
         if header != Uint32(0):
@@ -182,25 +184,20 @@ def half_of_offset(offset):
     return (offset // HALF_SELECTOR_BYTES) & 1
 
 
-def header_offset(lane):
-    """Return where the header of a lane's rows is in the tile blocks of two groups."""
-    return (lane >> 4) * STAGED_BLOCK_BYTES + SELECTOR_BYTES
-
-
 @cute.jit
-def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, scales: Int32):
-    """Turn the staged scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
+def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, raw: cutlass.Constexpr, scales: Int32):
+    """Turn the scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
     ``offset`` is what :func:`selector_offset` gave, which knows the 64 slots of a tile that the stage covers; ``bases``
-    are the fp32 bits of a lane's four row bases. ``blocks`` are the two tile blocks; words of a raw tile are where the
-    plane begins.
+    are the fp32 bits of a lane's four row bases. ``blocks`` are the two staged tile blocks; ``raw`` gives the words of
+    the raw tile that a header names, those of the lane.
     """
     block = blocks + (lane >> 4) * STAGED_BLOCK_BYTES
-    header = ptx.load_shared(blocks + header_offset(lane))
+    header = ptx.load_shared(block + SELECTOR_BYTES)
     selectors = ptx.load_shared(blocks + offset) >> Uint32((lane & 1) << 4)
     if cute.arch.vote_any_sync(header != Uint32(0)):
         if Int32(header) < 0:
-            store_raw(lane, scales)
+            store_words(lane, raw(header), scales)
         else:
             store_selected(lane, selectors, bases, scales)
         # Orders the stores above before the patches below, which are other lanes'.
@@ -214,9 +211,19 @@ def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, scales: Int
         store_selected(lane, selectors, bases, scales)
 
 
-def store_raw(lane, scales):
-    """Turn the words of raw tiles into the fp32 plane; a lane's words lie where its scales of the first column will."""
-    store_words(lane, ptx.load_shared_x4(scales + lane * 16), scales)
+def load_raw(raw, header, place):
+    """Load a lane's words, from ``place`` on, of the raw tile that a header names; ``raw`` is where all of them are."""
+    return ptx.load_global_x4(raw_tile(raw, header) + Int64(place))
+
+
+def raw_tile(raw, header):
+    """Return where the raw tile is that a header names, if the first is at ``raw``."""
+    return raw + Int64(header & Uint32(RAW_INDEX)) * RAW_TILE_BYTES
+
+
+def half_raw_place(lane, offset):
+    """Return where the words of a lane's rows are in a raw tile, of whose slots a stage has one half."""
+    return half_of_offset(offset) * GROUP_SCALE_BYTES + (lane & 15) * 16
 
 
 def has_record(order, header):

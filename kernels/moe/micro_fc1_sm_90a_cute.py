@@ -8,7 +8,7 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma.launch import follow, launch_once
-from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, NativeHalves
+from planfreeze.kernels.mma.scales_ahead_sm_90a import InlineHalvesAhead, NativeHalvesAhead
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
 from planfreeze.kernels.moe.micro_fc1 import pipeline_sm_90a
@@ -77,7 +77,7 @@ class MicroFc1:
         self.steps = hidden // 128 // parts
         self.tiles = intermediate // 64
         self.tasks_per_pair = self.tiles * parts
-        storage = InlineHalves if csf_inline else NativeHalves
+        storage = InlineHalvesAhead if csf_inline else NativeHalvesAhead
         self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate, parts=parts)
         # Not the first, whose own headers are just being used: a load takes about as long as a step.
         self.look_ahead_step = min(1, self.steps - 1)
@@ -166,6 +166,7 @@ class MicroFc1:
     def rebuild(self, shared, lane, walk, next_id, parameters):
         """Rebuild the scales of every step once they have landed."""
         block, blocks, tasks = walk
+        addresses = parameters[3:-4]
         topk_ids, experts = parameters[-4], parameters[-1]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
         memory = self.scales.remember()
@@ -178,8 +179,8 @@ class MicroFc1:
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
                     ptx.wait(stage + self.pipeline.landed, parity)
                     if step == 0:
-                        self.scales.keep_rows(memory, stage, lane, tile & 1)
-                    self.scales.rebuild(memory, stage, lane)
+                        self.scales.keep_rows(memory, stage, lane, tile)
+                    self.scales.rebuild(memory, addresses, stage, lane)
                     mma.arrive_once(stage + self.pipeline.full)
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 

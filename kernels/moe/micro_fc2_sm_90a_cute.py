@@ -8,7 +8,7 @@ from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma.launch import follow, launch_once
-from planfreeze.kernels.mma.scales_sm_90a import InlineRows, NativeRows
+from planfreeze.kernels.mma.scales_ahead_sm_90a import InlineRowsAhead, NativeRowsAhead
 from planfreeze.kernels.mma.stage_sm_90a import CONSUMERS, ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.mma.tasks import load_id, pair_of, split_task
 from planfreeze.kernels.moe.geometry import padded_width, row_tiles
@@ -68,7 +68,7 @@ class MicroFc2:
         self.steps = row_tiles(intermediate)
         self.whole_steps = intermediate // 128
         self.stages_ahead = min(self.pipeline.stages, self.steps)
-        storage = InlineRows if csf_inline else NativeRows
+        storage = InlineRowsAhead if csf_inline else NativeRowsAhead
         self.scales = storage(self.pipeline, intermediate=intermediate)
 
     def __repr__(self) -> str:
@@ -152,6 +152,7 @@ class MicroFc2:
     def rebuild(self, shared, lane, walk, next_id, parameters):
         """Rebuild the scales of every step once they have landed."""
         block, blocks, tasks = walk
+        addresses = parameters[2:-7]
         topk_ids, experts = parameters[-7], parameters[-2]
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(0)
         memory = self.scales.remember()
@@ -162,7 +163,7 @@ class MicroFc2:
             if (current >= 0) & (current < experts):
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
                     ptx.wait(stage + self.pipeline.landed, parity)
-                    self.scales.rebuild(memory, stage, lane, step)
+                    self.scales.rebuild(memory, addresses, stage, lane, step)
                     mma.arrive_once(stage + self.pipeline.full)
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
 

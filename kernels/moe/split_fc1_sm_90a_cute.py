@@ -123,12 +123,8 @@ class SplitFc1:
         self.short_tile = self.tiles - 1 if intermediate % 128 else -1
         # Less than a task's steps: its first step is rebuilt in its own loop, which knows which half of a tile it is.
         self.lag = min(2, self.steps - 1)
-        self.scales = self.stage_scales(csf_inline)
-
-    def stage_scales(self, csf_inline):
-        """Return what stages the scales."""
         storage = InlineHalves if csf_inline else NativeHalves
-        return storage(self.pipeline, hidden=self.hidden, intermediate=self.intermediate)
+        self.scales = storage(self.pipeline, hidden=hidden, intermediate=intermediate)
 
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
@@ -239,20 +235,20 @@ class SplitFc1:
                     row_scales = row_scales + ROW_SCALE_BYTES
                     scales = scales + scale_step
                     stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    ring = self.catch_up(memory, ring, copied, lane, tile & 1, step == self.lag, addresses)
+                    ring = self.catch_up(memory, ring, copied, lane, tile, step == self.lag, addresses)
                     copied = copied + 1
             record, record_left, _ = mma.advance(self.pipeline, record, record_left, Int32(0))
         self.drain(memory, ring, copied, lane, addresses)
 
     @cute.jit
-    def catch_up(self, memory, ring, copied, lane, half, is_first, addresses):
+    def catch_up(self, memory, ring, copied, lane, tile, is_first, addresses):
         """Rebuild the scales of the step ``lag`` before the one that is copied, and hand its stage over."""
         stage, left, parity = ring
         if copied >= self.lag:
             ptx.wait(stage + self.pipeline.landed, parity)
             if is_first:
-                self.scales.keep_rows(memory, stage, lane, half)
-            self.rebuild(memory, stage, lane, addresses)
+                self.scales.keep_rows(memory, stage, lane, tile)
+            self.scales.rebuild(memory, addresses, stage, lane)
             wait_copies(self.lag)
             self.publish(stage, lane)
             stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
@@ -266,14 +262,9 @@ class SplitFc1:
         for i in cutlass.range(0, self.lag, 1, unroll=1):
             if copied + i >= self.lag:
                 ptx.wait(stage + self.pipeline.landed, parity)
-                self.rebuild(memory, stage, lane, addresses)
+                self.scales.rebuild(memory, addresses, stage, lane)
                 self.publish(stage, lane)
                 stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-
-    def rebuild(self, memory, stage, lane, addresses):
-        """Rebuild the scales of a stage, which have landed."""
-        self.scales.fetch(memory, addresses, stage, lane)
-        self.scales.rebuild(memory, stage, lane)
 
     def hand_over(self, record, m_tile, tile, valid, factor):
         """Tell the consumers what a task is, and the bits of the expert's factor.

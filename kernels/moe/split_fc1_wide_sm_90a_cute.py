@@ -7,7 +7,6 @@ from cutlass import Int32, Int64, Uint32, cute
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma import sm_90a as mma
 from planfreeze.kernels.mma import tokens_sm_90a as tokens
-from planfreeze.kernels.mma.group_scales_sm_90a import InlineGroup, NativeGroup
 from planfreeze.kernels.mma.memory import commit_copies, wait_copies
 from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES, WEIGHT_BYTES
 from planfreeze.kernels.moe.split_fc1_sm_90a_cute import HALF_WEIGHT_BYTES, SplitFc1
@@ -37,11 +36,6 @@ class WideSplitFc1(SplitFc1):
     def __repr__(self) -> str:
         # CuTe DSL puts this into the kernel's symbol.
         return "WideSplitFc1"
-
-    def stage_scales(self, csf_inline):
-        """Return what stages the scales of a warpgroup."""
-        storage = InlineGroup if csf_inline else NativeGroup
-        return storage(self.pipeline, hidden=self.hidden, intermediate=self.intermediate, lag=self.lag)
 
     @cute.kernel
     def kernel(self, parameters):
@@ -125,7 +119,10 @@ class WideSplitFc1(SplitFc1):
 
     @cute.jit
     def fill(self, shared, lane, group, walk, parameters):
-        """Copy the weights and scales of a warpgroup, and rebuild those scales ``lag`` steps later."""
+        """Copy the weights and scales of a warpgroup, and rebuild those scales a step later.
+
+        Not ``lag`` steps: words of raw tiles are loaded by then, and have as much more time to come.
+        """
         block, blocks, tasks = walk
         w13 = parameters[2]
         addresses = parameters[3:-10]
@@ -133,65 +130,39 @@ class WideSplitFc1(SplitFc1):
         stage, left, parity = shared, Int32(self.pipeline.stages), Int32(1)
         ring = (shared, Int32(self.pipeline.stages), Int32(0))
         copied, order = Int32(0), Int32(0)
-        experts, next_expert = Int32(0), Int32(0)
+        experts = Int32(0)
         memory = self.scales.remember()
-        if block < tasks:
-            experts = self.load_entries(tile_expert, walk, block, lane)
-            next_expert = cute.arch.shuffle_sync(experts, 0)
-            self.scales.look_ahead(memory, addresses, Int64(next_expert), self.tile_of(block, group), lane)
         for task in cutlass.range(block, tasks, blocks, unroll=1):
-            expert, tile = Int64(next_expert), self.tile_of(task, group)
+            if (order & (LANES - 1)) == 0:
+                experts = self.load_entries(tile_expert, walk, task, lane)
+            expert = Int64(cute.arch.shuffle_sync(experts, order & (LANES - 1)))
+            order = order + 1
+            _, first_tile = self.split_task(task)
+            tile = first_tile + group
             weights = w13 + (expert * (2 * self.tiles) + Int64(tile)) * (32 * self.hidden)
             scales, scale_step = self.scales.locate(addresses, expert, tile)
-            # Past the last task the expert is an earlier one's, and nobody looks at its headers.
-            order = order + 1
-            if (order & (LANES - 1)) == 0:
-                experts = self.load_entries(tile_expert, walk, task + blocks, lane)
-            next_expert = cute.arch.shuffle_sync(experts, order & (LANES - 1))
-            next_scales, _ = self.scales.locate(addresses, Int64(next_expert), self.tile_of(task + blocks, group))
-            step = Int32(0)
-            while step < self.steps:
+            for step in cutlass.range(0, self.steps, 1, unroll=1):
                 ptx.wait(stage + self.pipeline.empty, parity)
-                if copied >= self.lag:
-                    ptx.wait(ring[0] + self.pipeline.landed, ring[2])
-                self.scales.prepare(memory, stage, ring[0], addresses, expert, tile, group, lane, step)
-                end = self.scales.end_of_run(step)
-                distance = self.scales.distance(step, scales, next_scales)
-                for _ in cutlass.range(step, end, 1, unroll=1):
-                    ptx.wait(stage + self.pipeline.empty, parity)
-                    self.scales.copy_raw(memory, stage, addresses, tile, group)
-                    with cute.arch.elect_one():
-                        self.copy_weights(
-                            stage + self.pipeline.weights + group * WEIGHT_BYTES, stage + self.pipeline.full, weights
-                        )
-                        self.scales.copy(stage, scales, distance, group)
-                    weights = weights + HALF_WEIGHT_BYTES
-                    scales = scales + scale_step
-                    stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
-                    ring = self.catch_up_scales(memory, ring, copied, lane, group)
-                    copied = copied + 1
-                step = end
-        for i in cutlass.range(0, self.lag, 1, unroll=1):
-            if copied + i >= self.lag:
-                ring = self.finish_scales(memory, ring, lane, group)
+                with cute.arch.elect_one():
+                    target = stage + self.pipeline.weights + group * WEIGHT_BYTES
+                    self.copy_weights(target, stage + self.pipeline.full, weights)
+                    self.scales.copy(stage, addresses, scales, expert, tile, step, group)
+                weights = weights + HALF_WEIGHT_BYTES
+                scales = scales + scale_step
+                stage, left, parity = mma.advance(self.pipeline, stage, left, parity)
+                if copied > 0:
+                    if step == 1:
+                        ptx.wait(ring[0] + self.pipeline.landed, ring[2])
+                        self.scales.keep_rows(memory, ring[0], lane, tile, group)
+                    ring = self.finish_scales(memory, addresses, ring, lane, group)
+                copied = copied + 1
+        if copied > 0:
+            ring = self.finish_scales(memory, addresses, ring, lane, group)
 
-    def tile_of(self, task, group):
-        """Return the 64-row tile of a warpgroup in a task, Int32."""
-        return self.split_task(task)[1] + group
-
-    @cute.jit
-    def catch_up_scales(self, memory, ring, copied, lane, group):
-        """Rebuild the scales of the step ``lag`` before the one that is copied, and hand them over."""
-        if copied >= self.lag:
-            ring = self.finish_scales(memory, ring, lane, group)
-        else:
-            self.scales.skip(memory, copied, lane)
-        return ring
-
-    def finish_scales(self, memory, ring, lane, group):
+    def finish_scales(self, memory, addresses, ring, lane, group):
         """Rebuild the scales of a stage once they have landed, and hand them over; return what is after it."""
         stage, left, parity = ring
         ptx.wait(stage + self.pipeline.landed, parity)
-        self.scales.rebuild(memory, stage, lane, group)
+        self.scales.rebuild(memory, addresses, stage, lane, group)
         mma.arrive_once(stage + self.pipeline.full)
         return mma.advance(self.pipeline, stage, left, parity)

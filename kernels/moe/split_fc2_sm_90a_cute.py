@@ -286,8 +286,7 @@ class SplitFc2:
     def finish(self, memory, addresses, stage, parity, lane, step):
         """Rebuild the scales of a stage once they have landed, and arrive on ``full``."""
         ptx.wait(stage + self.pipeline.landed, parity)
-        self.scales.fetch(addresses, stage, lane)
-        self.scales.rebuild(memory, stage, lane, step)
+        self.scales.rebuild(memory, addresses, stage, lane, step)
         mma.arrive_once(stage + self.pipeline.full)
 
     @cute.jit

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from planfreeze.kernels.mma import launch, scales_sm_90a, sm_90a, tasks
+from planfreeze.kernels.mma import launch, scales_ahead_sm_90a, scales_sm_90a, sm_90a, tasks
 
 from .lane_turns import Mbarrier, Meeting, Turns, here
 
@@ -198,7 +198,7 @@ class Block:
             shuffle_sync=lambda value, lane: self.exchange(value)[int(lane)],
             vote_any_sync=lambda holds: any(self.exchange(bool(holds))),
             vote_ballot_sync=lambda holds: sum(bit << lane for lane, bit in enumerate(self.exchange(bool(holds)))),
-            griddepcontrol_wait=lambda: None,
+            griddepcontrol_wait=self.turns.wait_for_launch,
             griddepcontrol_launch_dependents=lambda: None,
         )
         return SimpleNamespace(arch=arch, make_rmem_tensor=lambda shape, kind: [None] * shape[0])
@@ -231,7 +231,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters, *, is_reversed=F
     """Run all blocks, one after the other, over global memory."""
     module_name, _, kernel_name = source.kernel.partition(":")
     kernel_module = importlib.import_module(module_name)
-    modules = (kernel_module, launch, sm_90a, scales_sm_90a, tasks)
+    modules = (kernel_module, launch, sm_90a, scales_sm_90a, scales_ahead_sm_90a, tasks)
     kinds = {"Int32": np.int32, "Int64": np.int64, "Uint32": np.uint32}
     dsl = SimpleNamespace(
         range=lambda *bounds, unroll: range(*(int(bound) for bound in bounds)),
@@ -256,7 +256,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters, *, is_reversed=F
     for index in sorted(range(blocks), reverse=is_reversed):
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
         block = Block(memory, source.launch, seed=index)
-        monkeypatch.setattr(scales_sm_90a, "select", lambda condition, a, b: a if condition else b)
+        monkeypatch.setattr(scales_ahead_sm_90a, "select", lambda condition, a, b: a if condition else b)
         for module in modules:
             monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)
             monkeypatch.setattr(module, "cute", block.language(index, blocks), raising=False)

@@ -20,7 +20,7 @@ class Turns:
     """Whose turn it is: threads that can go on, and copies on their way."""
 
     def __init__(self, seed):
-        self.ready, self.copies, self.random = [], [], random.Random(seed)
+        self.ready, self.copies, self.last, self.random = [], [], [], random.Random(seed)
 
     def run(self, bodies, land):
         """Run to the end of all threads; ``land`` is called with a copy that lands."""
@@ -31,7 +31,9 @@ class Turns:
             if self.copies and (not self.ready or self.random.random() < EARLY_COPIES):
                 land(*self.take(self.copies))
                 continue
-            assert self.ready, "deadlock"
+            if not self.ready:
+                assert self.last, "deadlock"
+                self.wake(self.last)
             thread = self.take(self.ready)
             thread.switch()
             left -= thread.dead
@@ -55,6 +57,10 @@ class Turns:
         """Let all go on who wait in the list."""
         self.ready += waiting
         waiting.clear()
+
+    def wait_for_launch(self):
+        """Wait for the launch before this one, which ends when nobody else here can go on."""
+        self.wait(self.last)
 
     def stumble(self):
         """Lose the turn, now and then."""

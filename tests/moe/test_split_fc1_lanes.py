@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from planfreeze.kernels.mma import group_scales_sm_90a, mxfp8, rows_sm_90a, scales_sm_90a, sm_90a, tokens_sm_90a
+from planfreeze.kernels.mma import mxfp8, rows_sm_90a, scales_sm_90a, sm_90a, tokens_sm_90a
 from planfreeze.kernels.moe import micro_act_cute, split_fc1_sm_90a_cute
 from planfreeze.kernels.moe import split_fc1_wide_sm_90a_cute as wide
 from planfreeze.kernels.moe.geometry import intermediate_bytes, padded_width
@@ -40,7 +40,6 @@ MODULES = (
     tokens_sm_90a,
     sm_90a,
     scales_sm_90a,
-    group_scales_sm_90a,
     mxfp8,
     micro_act_cute,
 )

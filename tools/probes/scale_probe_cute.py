@@ -20,13 +20,18 @@ from planfreeze.kernels.mma.ptx import (
     load_shared_x4,
     store_shared_f32x4,
 )
-from planfreeze.kernels.mma.sm_90a import base_bits, rebuild_inline, rebuild_native, selector_offset
+from planfreeze.kernels.mma.sm_90a import (
+    base_bits,
+    half_raw_place,
+    load_raw,
+    rebuild_inline,
+    rebuild_native,
+    selector_offset,
+)
 from planfreeze.kernels.mma.sm_120a import rebuild_words
-from planfreeze.kernels.mma.stage_sm_90a import GROUP_SCALE_BYTES, SCALE_PLANE_BYTES, STAGED_BLOCK_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import SCALE_PLANE_BYTES, STAGED_BLOCK_BYTES
 from planfreeze.kernels.scales.geometry import (
     BASE_BLOCK_BYTES,
-    RAW_TILE_BYTES,
-    SELECTOR_BYTES,
     TILE_BLOCK_BYTES,
     TILE_COLUMNS,
     TILE_ROWS,
@@ -160,8 +165,9 @@ class ScalePlanes:
             expert = Int32(Uint32(first) // Uint32(self.half_tiles))
             half_tile = first - expert * self.half_tiles
             if cutlass.const_expr(self.is_inline):
-                bases = self.stage_inline(storage, staged, plane, lane, expert, half_tile, k_tile)
-                rebuild_inline(lane, selector_offset(lane, half_tile & 1), base_bits(bases), staged, plane)
+                bases = self.stage_inline(storage, staged, lane, expert, half_tile, k_tile)
+                offset = selector_offset(lane, half_tile & 1)
+                rebuild_inline(lane, offset, base_bits(bases), staged, raw_words(storage[2], lane, offset), plane)
             else:
                 self.stage_native(storage[0], staged, lane, expert, half_tile, k_tile)
                 rebuild_native(lane, staged, plane)
@@ -178,19 +184,15 @@ class ScalePlanes:
             barrier()
 
     @cute.jit
-    def stage_inline(self, storage, staged, plane, lane, expert, half_tile, k_tile):
+    def stage_inline(self, storage, staged, lane, expert, half_tile, k_tile):
         """Copy what a stage has of both groups, 16 lanes each; return the bases of a lane's slots."""
-        tiles, bases, raw = storage
+        tiles, bases, _ = storage
         half, part = half_tile & 1, lane & 15
         block = Int64(expert) * (2 * self.geometry.row_tiles) + Int64(half_tile >> 1)
         block = block + Int64((lane >> 4) * self.geometry.row_tiles)
         source = tiles + (block * self.k_tiles + Int64(k_tile)) * TILE_BLOCK_BYTES
-        header = Uint32(load_global_i32(source + SELECTOR_BYTES))
         target = staged + (lane >> 4) * STAGED_BLOCK_BYTES + part * 16
         copy_16(target, source + Int64(part * 16), Int32(16), Int32(part < COPIERS))
-        # Of a raw tile the words of the stage's half, too.
-        words = raw + Int64(header & Uint32(0x7FFFFFFF)) * RAW_TILE_BYTES + Int64(half) * GROUP_SCALE_BYTES
-        copy_16(plane + lane * 16, words + Int64(part * 16), Int32(16), Int32(header >> 31))
         commit_copies()
         lane_bases = Uint32(load_global_i32(bases + block * BASE_BLOCK_BYTES + Int64(half * 64 + part * 4)))
         wait_copies(0)
@@ -217,6 +219,11 @@ class ScalePlanes:
         commit_copies()
         wait_copies(0)
         barrier()
+
+
+def raw_words(raw, lane, offset):
+    """Return what gives a lane's words of the raw tile that a header names."""
+    return lambda header: load_raw(raw, header, half_raw_place(lane, offset))
 
 
 @cute.jit
