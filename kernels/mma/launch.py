@@ -4,9 +4,10 @@ A program launched programmatically may start before the launch before it on its
 layer wait for that before they touch anything it writes or reads, and let the next one start only then; so what is
 older than the launch before them is complete when they start, and some read it at once: ids, routes, weights.
 
-Two let the next one start before they have waited: ``route_plan``, which also writes before it waits, and
-``split_fc2``. What follows them has to wait before it touches anything, and the launch before ``route_plan`` has to be
-one that waits first, or a plain one. All wait before they end, so that who waits for one relies on all before it.
+Three let the next one start before they have waited: ``micro_act``, ``route_plan``, which also writes before it waits,
+and ``split_fc2``. What follows the latter two has to wait before it touches anything; what follows ``micro_act`` may
+read what is older than the launch before that one. The launch before ``micro_act`` or ``route_plan`` has to be one that
+waits first, or a plain one. All wait before they end, so that who waits for one relies on all before it.
 
 What a kernel reads before it waits may have been written by a launch that ended before it started, and be in no cache
 of the SM from an earlier one: caches are taken to be invalid where a grid starts, as they are for plain launches.

@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.mma import ptx
-from planfreeze.kernels.mma.launch import follow, launch_once
+from planfreeze.kernels.mma.launch import launch_once, start_next, wait_for_previous
 from planfreeze.kernels.mma.memory import bits_of_float, pack_bf16, select, store_global_byte, store_global_x1
 from planfreeze.kernels.mma.mxfp8 import NOT_FINITE, block_amax, block_scale, low_high, round_e4m3, scale_factor
 from planfreeze.kernels.mma.tasks import load_id, split_task
@@ -98,6 +98,7 @@ class MicroAct:
     @cute.kernel
     def kernel(self, parameters):
         projections, topk_ids, alpha, intermediate, pairs, experts, rows = parameters
+        start_next()
         lane, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         pair, tile = split_task(block, self.tiles)
@@ -111,7 +112,7 @@ class MicroAct:
         if is_routed:
             factor = ptx.load_global_f32(alpha + Int64(expert) * 4)
         # Ids and factors are older than the launch before this one, which makes the projections.
-        follow()
+        wait_for_previous()
         if is_routed:
             row_bytes = 8 * self.intermediate
             gate_address = projections + Int64(pair) * row_bytes + Int64(read_column) * 4

@@ -113,8 +113,8 @@ class MicroFc2:
         copied = Int32(0)
         memory = self.scales.remember()
         self.look_ahead(memory, addresses, block, next_id, experts, lane)
-        ahead = self.copy_ahead(shared, w2, block, next_id, experts)
-        # Ids and weights are older than the launch before this one, which makes the intermediate.
+        ahead = self.copy_ahead(shared, memory, w2, addresses, block, next_id, experts)
+        # Ids, weights and scales are older than the launch before this one, which makes the intermediate.
         follow()
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Ids are loaded one task ahead: a load takes about as long as a step.
@@ -133,9 +133,9 @@ class MicroFc2:
                     found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
-                        self.scales.copy_raw(stage, addresses, found)
-                        self.scales.copy(stage, addresses, scales, row_block, step)
                         if copied >= ahead:
+                            self.scales.copy_raw(stage, addresses, found)
+                            self.scales.copy(stage, addresses, scales, row_block, step)
                             self.copy_weights(stage, weights, step)
                         self.copy_row(stage, row, row_scales)
                     weights = weights + WEIGHT_BYTES
@@ -178,15 +178,27 @@ class MicroFc2:
             self.scales.look_ahead(memory, addresses, self.row_block(current, task), lane)
 
     @cute.jit
-    def copy_ahead(self, shared, w2, task, current, experts):
-        """Start copying weights of the first task to stages that nobody used before; return how many."""
+    def copy_ahead(self, shared, memory, w2, addresses, task, current, experts):
+        """Start copying weights and scales of the first task to stages that nobody used before; return how many.
+
+        There is time: ``micro_act`` lets this launch start while the first projection still multiplies.
+        """
         copied = Int32(0)
         if (current >= 0) & (current < experts):
-            weights = w2 + self.row_block(current, task) * self.row_block_bytes
+            row_block = self.row_block(current, task)
+            weights = w2 + row_block * self.row_block_bytes
+            scales = self.scales.locate(addresses, row_block)
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(self.stages_ahead):
                     stage = shared + i * self.pipeline.stage_bytes
                     self.copy_weights(stage, weights + i * WEIGHT_BYTES, Int32(i))
+            self.scales.start(memory)
+            for i in cutlass.range_constexpr(self.stages_ahead):
+                stage = shared + i * self.pipeline.stage_bytes
+                found = self.scales.find(memory, Int32(i))
+                with cute.arch.elect_one():
+                    self.scales.copy_raw(stage, addresses, found)
+                    self.scales.copy(stage, addresses, scales, row_block, Int32(i))
             copied = Int32(self.stages_ahead)
         return copied
 
@@ -194,13 +206,16 @@ class MicroFc2:
         """Start the copy of the weights, of K64 in a tail, which ``full`` waits for."""
         full = stage + self.pipeline.full
         size_bytes = cutlass.min(Int32(WEIGHT_BYTES), Int32(self.row_block_bytes) - step * WEIGHT_BYTES)
-        ptx.arrive_expecting(full, size_bytes)
+        ptx.expect(full, size_bytes)
         ptx.copy_bulk(stage + self.pipeline.weights, weights, size_bytes, full)
 
     def copy_row(self, stage, row, row_scales):
-        """Start the copies of the intermediate row and its scales, which ``full`` waits for."""
+        """Start the copies of the intermediate row and its scales, which ``full`` waits for.
+
+        It waits for an arrival here and one of who rebuilds scales, however early weights were copied.
+        """
         full = stage + self.pipeline.full
-        ptx.expect(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
+        ptx.arrive_expecting(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
         ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
         ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
 
