@@ -147,9 +147,9 @@ def test_calls_of_thousands_of_tokens_are_the_same_bits(layer: Layer, tokens: in
 def test_a_limit_that_is_set_later_does_not_reach_a_declared_plan(
     layer: Layer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", raising=False)
+    monkeypatch.setenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", str(LIMIT))
     limit = read_settings().csf_inline_max_tokens
-    assert limit is None
+    assert limit == LIMIT
     plan = layer.declare("inline", (17, LIMIT + 1), limit=limit)
     monkeypatch.setenv("PLANFREEZE_CSF_INLINE_MAX_TOKENS", "0")
     assert read_settings().csf_inline_max_tokens == 0
