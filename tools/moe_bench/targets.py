@@ -96,14 +96,13 @@ def peer_targets(layer: Figures) -> Iterator[Target]:
 
 
 def limit_targets(layer: Figures) -> Iterator[Target]:
-    """Yield what decides the inline limit: inline at the limit, and above it the expansion that takes its place."""
-    value = ratio(layer, INLINE_TOKENS, OURS, "expand")
-    yield Target(what=f"inline limit: inline over per-call expansion, {INLINE_TOKENS} tokens", limit=1.0, value=value)
-    for tokens in (count for count in TOKENS if count > INLINE_TOKENS):
+    """Yield what decides the inline limit: as long as reading scales inline takes less than their expansion."""
+    for tokens in (count for count in TOKENS if count >= INLINE_TOKENS):
+        unlimited = ratio(layer, tokens, "inline_always", "expand")
         yield Target(
-            what=f"inline limit: expansion over inline without limit, {tokens} tokens",
+            what=f"inline limit: inline without limit over per-call expansion, {tokens} tokens",
             limit=1.0,
-            value=ratio(layer, tokens, OURS, "inline_always"),
+            value=ratio(layer, tokens, OURS, "expand") if unlimited is None else unlimited,
         )
 
 
