@@ -12,19 +12,19 @@ from typing import Any, NoReturn
 from planfreeze.device import Device
 from planfreeze.dtypes import INTEGER_LIMITS
 from planfreeze.errors import InvalidArgument
-from planfreeze.family import Argument, Scalars
-from planfreeze.tensor_looks import TensorLooks, find_guards
+from planfreeze.family import Argument, Grid, Scalars
+from planfreeze.tensor_checks import make_check
 
 __all__ = ["Layout", "Signature"]
 
 LAYOUTS = 1024
 """How many layouts are kept of each program: the token counts of calls recur."""
 
-# To look it up at every call takes as long as the reading.
-read_bits = int.from_bytes
+MOST_ELEMENTS = 2**63 - 1
+"""No tensor has more: a kernel that may touch more is given none."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Layout:
     """What the integers of a call decide: checked once, and kept for the calls that pass the same.
 
@@ -32,18 +32,18 @@ class Layout:
     ----------
     scalars : mapping
         The integers by name.
-    words : bytes
-        The integers as the driver reads them, eight bytes each.
     elements : tuple of int
         Elements that each tensor must have at least.
-    looks : TensorLooks
-        What tensors of such calls that passed look like.
+    numbers : bytes
+        These, and behind them the integers as the driver reads them, eight bytes each.
+    grid : (int, int, int), optional
+        The blocks that the program's family gives these integers, once they were asked for.
     """
 
     scalars: Scalars
-    words: bytes
     elements: tuple[int, ...]
-    looks: TensorLooks
+    numbers: bytes
+    grid: Grid | None = None
 
 
 class Signature:
@@ -68,54 +68,51 @@ class Signature:
         self.name = name
         self.arguments = arguments
         self.device = device
-        self._tensor = device.torch.Tensor
+        tensors = [i for i, a in enumerate(arguments) if a.is_pointer]
         integers = [i for i, a in enumerate(arguments) if not a.is_pointer and a.dtype in INTEGER_LIMITS]
-        others = [i for i, a in enumerate(arguments) if not a.is_pointer and i not in integers]
-        tensors = [i for i, a in enumerate(arguments) if a.is_pointer and a.is_contiguous]
-        tensors += [i for i, a in enumerate(arguments) if a.is_pointer and not a.is_contiguous]
+        others = [i for i in range(len(arguments)) if i not in tensors and i not in integers]
         self.places = (*tensors, *integers, *others)
-        self._integers, self._others, self._tensors = (
-            tuple(arguments[i] for i in places) for places in (integers, others, tensors)
+        self._tensors, self._integers, self._others = (
+            tuple(arguments[i] for i in places) for places in (tensors, integers, others)
         )
-        self._pick_integers, self._pick_others, self._pick_tensors = map(picker, (integers, others, tensors))
-        self._pack_integers, self._pack_others, self._pack_addresses = map(
-            packer, (self._integers, self._others, self._tensors)
+        self._pick_tensors, self._pick_integers, self._pick_others = map(picker, (tensors, integers, others))
+        self._pack_addresses, self._pack_integers, self._pack_others = map(
+            packer, (self._tensors, self._integers, self._others)
         )
+        # What a call's words are made of: addresses, integers, and from here on the other numbers.
+        self._first_other = 8 * (len(tensors) + len(integers))
         self._dtypes = tuple(device.dtypes[a.dtype] for a in self._tensors)
-        self._address = self._tensor.data_ptr
-        # Of an address that is aligned to a power of two these bits are zero; to anything else, only a division tells.
-        self._low_bits = read_bits(self._pack_addresses(*(a.alignment - 1 for a in self._tensors)))
-        has_powers = all(a.alignment.bit_count() == 1 for a in self._tensors)
-        self._guards = find_guards(device.torch) if has_powers else None
+        empty = device.torch.empty
+        likes = {dtype: empty(0, dtype=dtype, device=device.torch_device) for dtype in set(self._dtypes)}
+        rows = zip(tensors, self._tensors, self._dtypes, strict=True)
+        self._take = make_check(
+            device.torch, [(place, likes[dtype], a.alignment, a.is_contiguous) for place, a, dtype in rows]
+        )
         # Typed, because a truth value and a float are equal to an int and so would find its layout.
         self._known_layout = lru_cache(LAYOUTS, typed=True)(self._lay_out)
 
-    def check(self, values: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[bytes, Layout, tuple[Any, ...]]:
-        """Check a call; return its words as the driver reads them, what its integers decide, and the tensors.
+    def check(self, values: tuple[Any, ...], named: Mapping[str, Any], words: memoryview) -> Layout:
+        """Check a call, write its words as the driver reads them, and return what its integers decide.
 
         Raises
         ------
         InvalidArgument
-            Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's.
+            Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's. What was
+            written until then is part of no call.
         """
         if named or len(values) != len(self.arguments):
             values = self._in_order(values, named)
-        # Python looks up what it calls of a name faster than what it calls of an object.
-        pick_integers, pick_tensors = self._pick_integers, self._pick_tensors
-        integers, tensors = pick_integers(values), pick_tensors(values)
+        integers = self._pick_integers(values)
         try:
             layout = self._known_layout(*integers)
         except TypeError:  # what has no hash is no integer
             layout = self._lay_out(*integers)
-        others = self._other_words(values) if self._others else b""
-        if layout.looks.match(*tensors):
-            words = self._pack_addresses(*map(self._address, tensors))
-            if read_bits(words) & self._low_bits:
-                words = self._pack_addresses(*self._check_tensors(tensors, layout))
-        else:
-            words = self._pack_addresses(*self._check_tensors(tensors, layout))
-            layout.looks.learn(tensors)
-        return words + layout.words + others, layout, tensors
+        if self._others:
+            words[self._first_other :] = self._pack_others(*map(self._bits, self._others, self._pick_others(values)))
+        if not self._take(values, layout.numbers, words):
+            addresses = self._pack_addresses(*self._check_tensors(self._pick_tensors(values), layout))
+            words[: self._first_other] = addresses + layout.numbers[len(addresses) :]
+        return layout
 
     def _lay_out(self, *integers: Any) -> Layout:
         """Check the integers of a call and return what they decide."""
@@ -124,12 +121,9 @@ class Signature:
             if not is_inside or value % argument.multiple_of:
                 self._explain_integer(argument, value)
         scalars = MappingProxyType({a.name: value for a, value in zip(self._integers, integers, strict=True)})
-        elements = (0 if a.elements is None else a.elements(scalars) for a in self._tensors)
-        return Layout(scalars, self._pack_integers(*integers), tuple(elements), TensorLooks(self._guards))
-
-    def _other_words(self, values: tuple[Any, ...]) -> bytes:
-        """Return the words of the numbers that are no integers."""
-        return self._pack_others(*map(self._bits, self._others, self._pick_others(values)))
+        elements = tuple(0 if a.elements is None else a.elements(scalars) for a in self._tensors)
+        packed = Struct(f"@{len(elements)}q").pack(*(min(count, MOST_ELEMENTS) for count in elements))
+        return Layout(scalars, elements, packed + self._pack_integers(*integers))
 
     def _bits(self, argument: Argument, value: Any) -> int:
         """Return a truth value or the bits of a floating-point number as the word that the driver reads."""
@@ -145,7 +139,7 @@ class Signature:
 
     def _check_tensors(self, tensors: Sequence[Any], layout: Layout) -> list[int]:
         """Check every tensor of a call and return their addresses."""
-        kind, where, addresses = self._tensor, self.device.torch_device, []
+        kind, where, addresses = self.device.torch.Tensor, self.device.torch_device, []
         for value, argument, dtype, elements in zip(tensors, self._tensors, self._dtypes, layout.elements, strict=True):
             if (
                 not isinstance(value, kind)
@@ -188,7 +182,7 @@ class Signature:
 
     def _explain_tensor(self, argument: Argument, value: Any, elements: int) -> NoReturn:
         name, dtype = argument.name, self.device.dtypes[argument.dtype]
-        if not isinstance(value, self._tensor):
+        if not isinstance(value, self.device.torch.Tensor):
             self._refuse(name, f"is a {type(value).__name__}, not a torch tensor")
         if value.dtype is not dtype:
             self._refuse(name, f"has dtype {value.dtype}, not {dtype}")

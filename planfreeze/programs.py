@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
-from planfreeze.binding import LAYOUTS, Layout, Signature
+from planfreeze.binding import Layout, Signature
 from planfreeze.device import Device
 from planfreeze.errors import DriverRefused, InvalidArgument, LaunchFailed, SessionState, WrongDevice
 from planfreeze.family import Grid
@@ -64,7 +63,6 @@ class Program:
         self.resident_blocks = device.sm_count * device.run_in_context(self._occupancy)
         if self.resident_blocks == 0:
             raise LaunchFailed(self.name, "not one block of it fits an SM")
-        self._known_grid = lru_cache(LAYOUTS)(self._choose_grid)
         self._launches: dict[bool, DriverLaunch] = {}
         # What launches of checked calls used, ready to be used again; each list by whether it is programmatic.
         self._idle: dict[bool, list[Bound]] = {False: [], True: []}
@@ -121,10 +119,10 @@ class Program:
             Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's.
         """
         self.refuse_unloaded()
-        words, layout, kept = self._signature.check(values, named)
         bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)
-        bound.words[:], bound.kept = words, kept
-        bound.grid = self._known_grid(layout) if grid is None else check_grid(self.name, grid)
+        layout = self._signature.check(values, named, bound.words)
+        bound.grid = layout.grid or self._choose_grid(layout) if grid is None else check_grid(self.name, grid)
+        bound.kept = (*values, *named.values())
         return bound
 
     def launch(
@@ -136,21 +134,22 @@ class Program:
         **named: Any,
     ) -> None:
         """Check the arguments and launch; see :meth:`bind` and :meth:`Bound.launch`."""
-        words, layout, _ = self._signature.check(values, named)
-        blocks = self._known_grid(layout) if grid is None else check_grid(self.name, grid)
         idle = self._idle[is_programmatic]
         try:
             bound = idle.pop()
         except IndexError:  # the first one, or other threads are launching with all there are
             bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)
-        bound.words[:], bound.grid = words, blocks
+        # A call that is refused takes it along: what it wrote is of no use.
+        layout = self._signature.check(values, named, bound.words)
+        bound.grid = layout.grid or self._choose_grid(layout) if grid is None else check_grid(self.name, grid)
         bound.launch(stream)
         idle.append(bound)
 
     def _choose_grid(self, layout: Layout) -> Grid:
-        """Return the blocks that the family's rule gives."""
+        """Return the blocks that the family's rule gives, kept with what decides them."""
         blocks = self.definition.grid(layout.scalars, self.resident_blocks)
         assert all(blocks) or not all(layout.scalars.values()), f"{self.name}: empty grid for {layout.scalars}"
+        layout.grid = blocks
         return blocks
 
     def driver_launch(self, *, is_programmatic: bool) -> DriverLaunch:
@@ -212,7 +211,7 @@ class Bound:
     grid : (int, int, int)
         The blocks; without any, nothing is launched.
     kept : tuple
-        Tensors to keep alive.
+        What it was bound to: tensors have to stay alive.
     """
 
     grid: Grid

@@ -15,10 +15,10 @@ FOLDERS = {
 
 @cache
 def read_modules() -> dict[str, Path]:
-    """Every module of the project, by import name."""
+    """Every module of the project, by import name; of one in C, its stub."""
     found = {}
     for package, folder in FOLDERS.items():
-        for path in folder.rglob("*.py"):
+        for path in (*folder.rglob("*.py"), *folder.rglob("*.pyi")):
             parts = path.relative_to(folder).with_suffix("").parts
             name = ".".join((package, *parts)).removesuffix(".__init__")
             found[name] = path

@@ -38,7 +38,8 @@ LAYERS = (
     ("selection", "comparison"),
     (
         "device",
-        "tensor_looks",
+        "_tensors",
+        "tensor_checks",
         "binding",
         "launching",
         "scratch",

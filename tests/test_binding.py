@@ -12,7 +12,9 @@ from planfreeze.declarations import triton_family
 from planfreeze.declared.arguments import flag, integer, real, tensor
 from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument
-from planfreeze.tensor_looks import find_guards
+from planfreeze.tensor_checks import find_obstacle
+
+from .checked_calls import check_words, without_extension
 
 torch = pytest.importorskip("torch")
 DEVICE: Any = SimpleNamespace(
@@ -20,12 +22,12 @@ DEVICE: Any = SimpleNamespace(
 )
 
 
-@pytest.fixture(params=["looks are known", "one by one"], autouse=True)
+@pytest.fixture(params=["in one go", "one by one"], autouse=True)
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test holds on both roads: with what torch has to compare tensors at one look, and without it."""
-    assert find_guards(torch) is not None
+    """Every test holds on both roads: with the extension, and without it."""
+    assert find_obstacle(torch) == ""
     if request.param == "one by one":
-        monkeypatch.setattr("planfreeze.binding.find_guards", lambda torch: None)
+        without_extension(monkeypatch)
     return str(request.param)
 
 
@@ -39,7 +41,7 @@ def number(dtype: Any, **limits: Any) -> Argument:
 
 def words_of(bound: Signature, *values: Any) -> list[bytes]:
     """The words of a call, one for each parameter, which are the same when the call is made again."""
-    words, again = (bound.check(values, {})[0] for _ in range(2))
+    words, again = (check_words(bound, *values) for _ in range(2))
     assert words == again
     return [words[8 * bound.places.index(i) :][:8] for i in range(len(bound.arguments))]
 
@@ -60,10 +62,10 @@ def test_integers_of_every_type_reach_the_kernel_with_their_own_bytes(dtype: str
         bound = signature(argument)
         (word,) = words_of(bound, value)
         assert word[: argument.size_bytes] == struct.pack("<" + LIMITS[dtype], value)
-        assert bound.check((value,), {})[1].scalars == {"x": value}
+        assert bound.check((value,), {}, memoryview(bytearray(8))).scalars == {"x": value}
     for value in (low - 1, high + 1):
         with pytest.raises(InvalidArgument, match=f"x = {value} is"):
-            signature(argument).check((value,), {})
+            check_words(signature(argument), value)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.5, 0.1, math.inf, -math.inf, 1e-45, 3.4e38])
@@ -81,7 +83,7 @@ def test_truth_values_are_one_byte_and_nothing_else_is_one() -> None:
         assert word[:1] == struct.pack("<?", value)
     for dtype, wrong in (("bool", 1), ("f32", 1), ("f64", True), ("i32", True), ("i32", 1.0)):
         with pytest.raises(InvalidArgument, match=f"is a {type(wrong).__name__}, not a"):
-            signature(number(dtype)).check((wrong,), {})
+            check_words(signature(number(dtype)), wrong)
 
 
 def test_a_value_that_equals_an_integer_of_an_earlier_call_is_refused_all_the_same() -> None:
@@ -89,7 +91,7 @@ def test_a_value_that_equals_an_integer_of_an_earlier_call_is_refused_all_the_sa
     assert integers_of(bound, 1) == [1]
     for wrong in (True, 1.0, [1], torch.tensor(1)):
         with pytest.raises(InvalidArgument, match=f"is a {type(wrong).__name__}, not an int"):
-            bound.check((wrong,), {})
+            check_words(bound, wrong)
 
 
 def test_the_rule_of_sizes_is_asked_once_for_equal_integers() -> None:
@@ -102,20 +104,20 @@ def test_the_rule_of_sizes_is_asked_once_for_equal_integers() -> None:
     bound = signature(Argument(name="t", dtype="f32", is_pointer=True, alignment=4, elements=elements), number("i32"))
     values = torch.zeros(8)
     for count in (4, 8, 4, 8):
-        bound.check((values, count), {})
+        check_words(bound, values, count)
     assert asked == [4, 8]
     for _ in range(2):
         with pytest.raises(InvalidArgument, match="t has 8 elements, the kernel may touch 9"):
-            bound.check((values, 9), {})
+            check_words(bound, values, 9)
 
 
 def test_a_program_for_multiples_of_16_is_given_no_other_value() -> None:
     bound = signature(integer("x", -64, 64).argument("i32-by-16", "specialized"))
     assert [integers_of(bound, value) for value in (-32, 0, 64)] == [[-32], [0], [64]]
     with pytest.raises(InvalidArgument, match="x = 24 is no multiple of 16"):
-        bound.check((24,), {})
+        check_words(bound, 24)
     with pytest.raises(InvalidArgument, match="x = -80 is less than -64"):
-        bound.check((-80,), {})
+        check_words(bound, -80)
 
 
 def test_a_tensor_with_strides_has_to_reach_as_far_as_the_kernel_touches() -> None:
@@ -124,10 +126,10 @@ def test_a_tensor_with_strides_has_to_reach_as_far_as_the_kernel_touches() -> No
     address = whole.data_ptr()
     assert integers_of(signature(strided), whole[:, :4]) == [address]
     with pytest.raises(InvalidArgument, match="x has 20 elements, the kernel may touch 28"):
-        signature(strided).check((whole[:3, :4],), {})
+        check_words(signature(strided), whole[:3, :4])
     plain = tensor("x", "f32").argument("f32", "specialized")
     with pytest.raises(InvalidArgument, match="x is not contiguous"):
-        signature(plain).check((whole[:, :4],), {})
+        check_words(signature(plain), whole[:, :4])
     assert integers_of(signature(plain), whole[:0]) == [whole[:0].data_ptr()]
 
 

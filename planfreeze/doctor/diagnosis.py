@@ -15,7 +15,7 @@ from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.notes import read_note
 from planfreeze.resolve import PlanReference, check_kernels, find_plan
 from planfreeze.runs.guarded import make_environment
-from planfreeze.runs.questions import ask_device, ask_driver_library, ask_guard
+from planfreeze.runs.questions import ask_device, ask_driver_library, ask_guard, ask_tensor_checks
 from planfreeze.settings import read_settings
 from planfreeze.target import ARCHS
 
@@ -111,6 +111,7 @@ def diagnose(store: Path, *, plans: tuple[str, ...] = (), is_store_named: bool, 
         lambda: check_guard(environ, roads),
         lambda: check_store(store, plans, frozen, made_with, is_named=is_store_named, is_trusted=is_trusted),
         lambda: check_environment(environ, made_with),
+        lambda: check_launches(machine),
         lambda: check_compilers(machine),
     )
     findings = [finding for check in checks for finding in guarded(check)]
@@ -218,6 +219,23 @@ def check_environment(environ: Mapping[str, str], made_with: Mapping[str, Mappin
         yield Finding(level="problem", what=f"{setting.name}={setting.value}: {setting.effect}", advice=setting.advice)
     for setting in (*find_differing(environ, made_with), *costly):
         yield Finding(level="note", what=f"{setting.name}={setting.value}: {setting.effect}", advice=setting.advice)
+
+
+def check_launches(machine: Machine) -> Iterator[Finding]:
+    """Say how launches hold tensors against what their kernels take."""
+    if not machine.has("torch"):
+        return
+    obstacle = ask_tensor_checks()
+    if obstacle:
+        yield Finding(
+            level="note",
+            what=f"checked launches look at tensors one by one, which takes several times as long: {obstacle}",
+            advice="install planfreeze from a wheel, or where there is a C compiler, beside torch 2.10 or later",
+        )
+    else:
+        yield Finding(
+            level="note", what="checked launches take the tensors of a call in one go, by planfreeze._tensors"
+        )
 
 
 def check_compilers(machine: Machine) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from planfreeze.errors import GuardAsleep, StartNotWatched
 
-__all__ = ["ask_device", "ask_driver_library", "ask_guard", "prove_start"]
+__all__ = ["ask_device", "ask_driver_library", "ask_guard", "ask_tensor_checks", "prove_start"]
 
 ANSWER_TIMEOUT_S = 300.0
 
@@ -40,6 +40,18 @@ except PlanfreezeError as error:
     answer = [str(error), error.exit_code]
 except Exception as error:
     answer = [f"the device cannot be opened: {type(error).__name__}: {error}", 1]
+sys.stdout.write("\\n" + json.dumps(answer))
+"""
+
+# Asks for a check of a tensor as sessions do for those of their programs.
+TENSOR_CHECKS = """
+import json, sys
+try:
+    import torch
+    from planfreeze.tensor_checks import find_obstacle
+    answer = find_obstacle(torch)
+except Exception as error:
+    answer = f"{type(error).__name__}: {error}"
 sys.stdout.write("\\n" + json.dumps(answer))
 """
 
@@ -111,6 +123,13 @@ def ask_device() -> tuple[str, int]:
     """Return why the current device cannot be opened, with an exit status; ("", 0) when it can."""
     answer, log = ask(DEVICE)
     return (f"the device cannot be opened: {log}", 1) if answer is None else (answer[0], answer[1])
+
+
+def ask_tensor_checks() -> str:
+    """Return why checked launches look at tensors one by one; "" when they take them in one go."""
+    answer: str | None
+    answer, log = ask(TENSOR_CHECKS)
+    return log if answer is None else answer
 
 
 def ask_driver_library() -> Literal["cached", "to be built", "unknown"]:
