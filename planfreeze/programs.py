@@ -122,7 +122,7 @@ class Program:
         bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)
         layout = self._signature.check(values, named, bound.words)
         bound.grid = layout.grid or self._choose_grid(layout) if grid is None else check_grid(self.name, grid)
-        bound.kept = (*values, *named.values())
+        bound.kept = values + tuple(named.values())
         return bound
 
     def launch(

@@ -87,6 +87,16 @@ def test_a_machine_without_a_device_lacks_something_and_its_roads_are_watched(do
     assert set(found["roads"].values()) <= {"awake", "not installed"}
     assert [entry["name"] for entry in found["unseen"]] == [entry.name for entry in UNSEEN]
     assert told(found["notes"], "triton, launching by itself") and told(found["notes"], "torch.compile")
+    assert told(found["notes"], "checked launches take the tensors of a call in one go")
+
+
+def test_an_installation_without_its_extension_is_told_what_it_misses(interpreter, tmp_path: Path, doctor) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['planfreeze._tensors'] = None")
+    path = os.pathsep.join(map(str, (tmp_path, *interpreter.folders)))
+    _, found = doctor(CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
+    (note,) = [note for note in found["notes"] if "checked launches" in note["what"]]
+    assert "one by one" in note["what"] and "the extension is not installed" in note["what"]
+    assert "wheel" in note["advice"] and "C compiler" in note["advice"]
 
 
 def test_text_for_people_says_the_same(small_interpreter) -> None:

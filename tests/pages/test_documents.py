@@ -66,7 +66,7 @@ def test_no_text_of_the_data_ends_its_element(reported, text):
 def test_the_wheel_holds_every_part_of_the_page(reported, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("planfreeze", "kernels", "cache"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
