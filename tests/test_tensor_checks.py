@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 strategies = hypothesis.strategies
 from torch._subclasses import FakeTensorMode  # noqa: E402 - torch is there from here on
+from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from .tensor_changes import CHANGES, MODES, UNREADABLE  # noqa: E402
 
@@ -152,6 +153,26 @@ def test_every_type_of_arguments_is_taken_in_one_go_and_no_other_in_its_place(mo
         assert [outcome(both, call) for call in calls] == [outcome(plain, call) for call in calls]
         monkeypatch.setattr(both, "_check_tensors", lambda *values: [0])
         assert [call["x"].dtype for call in calls if outcome(both, call) != bytes(8)] == [dtype]
+
+
+class Refusing(TorchFunctionMode):  # type: ignore[misc]
+    """Lets nobody see what a tensor is."""
+
+    def __torch_function__(self, call: Any, types: Any, values: Any = (), named: Any = None) -> Any:
+        raise RuntimeError("refused")
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_bytes_are_told_from_integers_of_fewer_bits_in_every_mode(mode: str) -> None:
+    device = SimpleNamespace(**vars(DEVICE) | {"dtypes": {"u8": torch.uint8}})
+    both, plain = make_both(arguments=[pointer("x", "u8", lambda s: 16)], device=device)
+    for dtype, is_right in ((torch.uint8, True), (torch.uint4, False), (torch.int8, False)):
+        call = {"x": torch.zeros(16, dtype=torch.uint8).view(dtype)}
+        with MODES[mode]():
+            assert outcome(both, call) == outcome(plain, call)
+        assert (type(outcome(both, call)) is bytes) == is_right
+        with Refusing():
+            assert outcome(both, call) == outcome(plain, call) == "RuntimeError: refused"
 
 
 def test_tensors_in_transforms_of_functions_are_judged_alike_on_both_roads() -> None:
