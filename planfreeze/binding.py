@@ -82,11 +82,11 @@ class Signature:
         # What a call's words are made of: addresses, integers, and from here on the other numbers.
         self._first_other = 8 * (len(tensors) + len(integers))
         self._dtypes = tuple(device.dtypes[a.dtype] for a in self._tensors)
-        empty = device.torch.empty
-        likes = {dtype: empty(0, dtype=dtype, device=device.torch_device) for dtype in set(self._dtypes)}
-        rows = zip(tensors, self._tensors, self._dtypes, strict=True)
+        rows = zip(tensors, self._dtypes, self._tensors, strict=True)
         self._take = make_check(
-            device.torch, [(place, likes[dtype], a.alignment, a.is_contiguous) for place, a, dtype in rows]
+            device.torch,
+            device.torch_device,
+            [(place, dtype, argument.alignment, argument.is_contiguous) for place, dtype, argument in rows],
         )
         # Typed, because a truth value and a float are equal to an int and so would find its layout.
         self._known_layout = lru_cache(LAYOUTS, typed=True)(self._lay_out)

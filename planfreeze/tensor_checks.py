@@ -11,7 +11,12 @@ TakeTensors: TypeAlias = Callable[[tuple[Any, ...], bytes, memoryview], bool]
 words go. Writes them all and returns True where every tensor is known to be right. False is no verdict."""
 
 
-def make_check(torch: Any, rows: Sequence[tuple[int, Any, int, bool]]) -> TakeTensors:
+Row: TypeAlias = tuple[int, Any, int, bool]
+"""What a tensor has to be: its place among the values of a call, its dtype, its alignment in bytes, and whether it must
+be contiguous."""
+
+
+def make_check(torch: Any, device: Any, rows: Sequence[Row]) -> TakeTensors:
     """Return what takes the tensors of calls; where that is not possible, something that takes none.
 
     It takes plain tensors and parameters alone: the facts of any other class are what its own code says.
@@ -20,12 +25,13 @@ def make_check(torch: Any, rows: Sequence[tuple[int, Any, int, bool]]) -> TakeTe
     ----------
     torch : module
         torch.
-    rows : sequence of (int, tensor, int, bool)
-        For each tensor its place among the values of a call, a tensor of the dtype and on the device that are wanted,
-        the alignment in bytes, and whether it must be contiguous.
+    device : torch.device
+        Where tensors have to be.
+    rows : sequence of Row
+        What they have to be.
     """
     try:
-        return take_nothing if find_obstacle(torch) else build_check(torch, rows)
+        return take_nothing if find_obstacle(torch) else build_check(torch, device, rows)
     except (TypeError, RuntimeError):  # torch exports no such dtype, or what it makes here are not plain tensors
         return take_nothing
 
@@ -38,22 +44,24 @@ def find_obstacle(torch: Any) -> str:
     extension.
     """
     try:
-        build_check(torch, [(0, torch.empty(0, device="cpu"), 1, True)])
+        build_check(torch, "cpu", [(0, torch.float32, 1, True)])
     except ImportError as error:
         return f"the extension is not installed: {error}"
     except AttributeError:
-        return f"torch {torch.__version__} hands out no views of tensors to C; 2.10 is the first that does"
+        return "this torch hands out no views of tensors to C; 2.10 is the first that does"
     except ValueError as error:
-        return f"torch {torch.__version__} hands out views of tensors that are not known here: {error}"
+        return f"this torch hands out views of tensors that are not known here: {error}"
     return ""
 
 
-def build_check(torch: Any, rows: Sequence[tuple[int, Any, int, bool]]) -> TakeTensors:
-    """Return what the extension makes of rows."""
+def build_check(torch: Any, device: Any, rows: Sequence[Row]) -> TakeTensors:
+    """Return what the extension makes of rows, by a tensor without elements for each dtype."""
     from planfreeze._tensors import TensorCheck
 
-    classes = (torch.Tensor, torch.nn.Parameter)
-    return TensorCheck(torch.Tensor.__dlpack_c_exchange_api__, classes, tuple(rows)).take
+    exchange = torch.Tensor.__dlpack_c_exchange_api__
+    likes = {dtype: torch.empty(0, dtype=dtype, device=device) for dtype in {dtype for _, dtype, _, _ in rows}}
+    found = tuple((place, likes[dtype], alignment, is_strict) for place, dtype, alignment, is_strict in rows)
+    return TensorCheck(exchange, (torch.Tensor, torch.nn.Parameter), found).take
 
 
 def take_nothing(values: tuple[Any, ...], numbers: bytes, words: memoryview) -> bool:

@@ -17,4 +17,4 @@ def check_words(signature: Signature, *values: Any, **named: Any) -> bytes:
 
 def without_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let signatures that are made from now on look at tensors one by one."""
-    monkeypatch.setattr("planfreeze.binding.make_check", lambda torch, rows: take_nothing)
+    monkeypatch.setattr("planfreeze.binding.make_check", lambda torch, device, rows: take_nothing)

@@ -49,13 +49,9 @@ class FakeDriver:
 
 
 class Torch:
-    """The tensors of a torch without guards."""
+    """A torch that hands out no views of tensors."""
 
-    class Tensor:
-        def data_ptr(self) -> int:
-            raise NotImplementedError
-
-    _C = None
+    Tensor = object
 
 
 def status(name: str) -> SimpleNamespace:
@@ -68,7 +64,7 @@ def fake_device(capability: tuple[int, int], driver: FakeDriver) -> Device:
     facts = {"name": "a faked device", "capability": capability, "driver": driver, "sm_count": 1, "_primary": 1}
     for name, value in facts.items():
         setattr(device, name, value)
-    device.dtypes, device.torch = {"i32": "an integer"}, Torch
+    device.dtypes, device.torch, device.torch_device = {"i32": "an integer"}, Torch, "a device"
     return device
 
 

@@ -101,8 +101,8 @@ def elements_of(facts: SimpleNamespace, *, is_contiguous: bool) -> int | None:
 
 def test_the_extension_is_installed_and_this_torch_lets_it_look() -> None:
     assert find_obstacle(torch) == ""
-    assert make_check(torch, [(0, LIKE, 1, True)]) is not take_nothing
-    assert tensor_checks.build_check(torch, []).__self__.__class__ is TensorCheck
+    assert make_check(torch, LIKE.device, [(0, LIKE.dtype, 1, True)]) is not take_nothing
+    assert tensor_checks.build_check(torch, LIKE.device, []).__self__.__class__ is TensorCheck
 
 
 HIGH = 2**62
@@ -171,22 +171,23 @@ def test_versions_of_the_table_that_are_not_known_are_refused_but_an_older_one_b
 
 
 def stand_in(**facts: Any) -> Any:
-    return SimpleNamespace(__version__="2.9.1", Tensor=SimpleNamespace(**facts), nn=torch.nn, empty=torch.empty)
+    made = {name: getattr(torch, name) for name in ("empty", "float32", "nn")}
+    return SimpleNamespace(Tensor=SimpleNamespace(**facts), **made)
 
 
 def test_what_keeps_tensors_from_being_taken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     find = find_obstacle.__wrapped__
-    assert find(stand_in()) == "torch 2.9.1 hands out no views of tensors to C; 2.10 is the first that does"
+    assert find(stand_in()) == "this torch hands out no views of tensors to C; 2.10 is the first that does"
     strange = Table(2, 0, None)
     assert "not known here: its version of DLPack is 2" in find(stand_in(__dlpack_c_exchange_api__=export(strange)))
     monkeypatch.setitem(sys.modules, "planfreeze._tensors", None)
     assert find(torch).startswith("the extension is not installed: ")
     monkeypatch.setattr(tensor_checks, "find_obstacle", find)
-    assert make_check(torch, [(0, LIKE, 1, True)]) is take_nothing
+    assert make_check(torch, LIKE.device, [(0, LIKE.dtype, 1, True)]) is take_nothing
 
 
 def test_a_type_that_torch_exports_to_nobody_is_left_to_python() -> None:
-    assert make_check(torch, [(0, torch.empty(0, dtype=torch.bits8), 1, True)]) is take_nothing
+    assert make_check(torch, LIKE.device, [(0, torch.bits8, 1, True)]) is take_nothing
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
