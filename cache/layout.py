@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from planfreeze.cache.digest import check_digest
 from planfreeze.errors import DamagedStore, InvalidEntryName, StoreTooNew
@@ -36,8 +37,7 @@ REF_PATTERN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 MAX_REF_BYTES = 200  # a file name holds 255 bytes; the quarantine adds a suffix
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Paths below the root of one store.
 
     Blobs, records and notes are spread over 256 folders by the first two digits of their name.

@@ -9,8 +9,10 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Literal, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.cache.layout import check_ref_name
 from planfreeze.cache.signature import SIGNATURE_BYTES
@@ -38,8 +40,7 @@ class InvalidPack(Exception):
     """The bytes are no pack; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackEntry:
+class PackEntry(Struct, frozen=True, kw_only=True):
     """One entry: its name (a digest, or the key of a record), the digest and size of its bytes, and where they are."""
 
     name: str
@@ -48,8 +49,7 @@ class PackEntry:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(Struct, frozen=True, kw_only=True):
     """The header of a pack: how many references, plans, records and blobs follow, and its seal."""
 
     pack_format: int
@@ -104,8 +104,7 @@ def read_head(data: bytes, file_bytes: int) -> Head:
     return head
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackIndex:
+class PackIndex(Struct, frozen=True, kw_only=True):
     """Everything a pack holds, in ascending order of names, and its signature, which may be empty."""
 
     refs: tuple[tuple[str, str], ...]

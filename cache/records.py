@@ -4,8 +4,9 @@ A record's file starts with the sha256 of the rest, so that damage shows without
 """
 
 import hashlib
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.files import publish_once, read_file, reading
@@ -17,8 +18,7 @@ __all__ = ["PutResult", "get_note", "get_record", "put_note", "put_record"]
 SEAL_BYTES = 32  # one sha256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutResult:
+class PutResult(Struct, frozen=True, kw_only=True):
     """What became of a record that was put.
 
     Parameters

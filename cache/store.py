@@ -4,9 +4,10 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from planfreeze.cache import blobs, records, refs
 from planfreeze.cache.digest import is_digest
@@ -21,16 +22,14 @@ from planfreeze.errors import StoreMissing, StoreUnusable, UntrustedStore
 __all__ = ["Entry", "PutResult", "Store"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """An entry found by listing: its digest, key or reference name, and the size of its file."""
 
     name: str
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class Store(Struct, frozen=True, kw_only=True):
     """A content-addressed store on disk.
 
     Parameters

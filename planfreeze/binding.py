@@ -2,12 +2,13 @@
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from struct import Struct
 from types import MappingProxyType
 from typing import Any, NoReturn
+
+import msgspec
 
 from planfreeze.device import Device
 from planfreeze.dtypes import INTEGER_LIMITS
@@ -24,8 +25,7 @@ MOST_ELEMENTS = 2**63 - 1
 """No tensor has more: a kernel that may touch more is given none."""
 
 
-@dataclass(slots=True, eq=False)
-class Layout:
+class Layout(msgspec.Struct, eq=False):
     """What the integers of a call decide: checked once, and kept for the calls that pass the same.
 
     Parameters

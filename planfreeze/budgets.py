@@ -1,14 +1,14 @@
 """Budgets: what a plan declares that its programs may take of a GPU. They change no key and no frozen plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 __all__ = ["BUDGETS", "Budget", "is_budget_table", "read_budgets"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(Struct, frozen=True, kw_only=True):
     """Limits that programs have to keep.
 
     Parameters

@@ -1,8 +1,9 @@
 """Builds: find what plans lack in a store, have it compiled and published, freeze the plans."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.cache.store import Store
 from planfreeze.errors import BudgetExceeded
@@ -17,8 +18,7 @@ from planfreeze.slots import build_programs
 __all__ = ["BuildReport", "build_plans"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildReport:
+class BuildReport(Struct, frozen=True, kw_only=True):
     """Outcomes in planned order, those of unreadable kernels last; frozen plans of the targets that are complete.
 
     Where programs exceed budgets, these are told and no plan is frozen.

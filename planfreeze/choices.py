@@ -1,14 +1,13 @@
 """Choices of autotuners, as plans keep them."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planfreeze.payload import Field
 
 __all__ = ["Choice"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """What an autotuner chose for one tuning key.
 
     Parameters

@@ -3,7 +3,8 @@
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.cache.pins import list_pins
 from planfreeze.cache.readable import ReadableStore
@@ -22,8 +23,7 @@ GRACE_S = 3600.0
 SETTLE_ROUNDS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Census:
+class Census(Struct, frozen=True, kw_only=True):
     """All entries of a store with their sizes, and what its frozen plans need.
 
     Parameters
@@ -87,8 +87,7 @@ def take_census(store: ReadableStore) -> Census:
     return Census(refs=refs, holdings=holdings, sizes=sizes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class Collected(Struct, frozen=True, kw_only=True):
     """What a collection removed, or would have removed.
 
     Parameters

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.disassembly import count_opcodes, disassemble, find_disassemblers
@@ -21,16 +23,14 @@ UNKNOWN = "unknown"
 SHOWN_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """One of two that are compared: a store or pack, and the plans of it that are looked at."""
 
     store: ReadableStore
     plans: tuple[FrozenPlan, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(Struct, frozen=True, kw_only=True):
     """A program with the first plan that holds it."""
 
     facts: ProgramFacts
@@ -48,8 +48,7 @@ class Placed:
         return {module: digest for family in families for module, digest in family.sources.modules}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramChange:
+class ProgramChange(Struct, frozen=True, kw_only=True):
     """What became of one program.
 
     Parameters
@@ -82,8 +81,7 @@ class ProgramChange:
         return facts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """What became of every program, in the order of the first side's plans; those that were added come last.
 
     Parameters

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
 from typing import Any, cast
 
 from planfreeze.constants import DTYPE, OBJECT, freeze_constant, module_name, spell_field
@@ -13,7 +12,7 @@ from planfreeze.declared.specialization import Marking
 from planfreeze.declared.variants import Derived, derived, field_name, freeze_alternatives
 from planfreeze.errors import InvalidDeclaration, InvalidPayload
 from planfreeze.family import CuteSource, Definition, TritonSource, register_family
-from planfreeze.payload import Field, Payload
+from planfreeze.payload import Field, Payload, PayloadMeta
 from planfreeze.target import Target
 
 __all__ = [
@@ -236,7 +235,6 @@ def check_names(
             raise InvalidDeclaration(family, name, f"it is derived from {rule.argument}, which is no integer argument")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Variant(Payload):
     """Base of the payloads of declared families."""
 
@@ -249,19 +247,10 @@ def make_payload(
     family: str, module: str, parameters: Mapping[str, Parameter], alternatives: Mapping[str, tuple[Field, ...]]
 ) -> type[Payload]:
     """Make the payload class of a family: one field per argument, constant and option."""
-    fields: list[Any] = [(field_name(name), str) for name in parameters]
+    kinds: dict[str, Any] = {field_name(name): str for name in parameters}
     for name, values in alternatives.items():
-        kinds = {type(value) for value in values}
-        kind = kinds.pop() if len(kinds) == 1 else object
-        fields.append((field_name(name), kind, *((field(default=DEFAULTS[name]),) if name in DEFAULTS else ())))
-    made = make_dataclass(
-        f"{family}_payload",
-        fields,
-        bases=(Variant,),
-        namespace={"family_name": family, "__module__": module},
-        frozen=True,
-        slots=True,
-        kw_only=True,
-        eq=False,
-    )
-    return cast("type[Payload]", made)
+        found = {type(value) for value in values}
+        kinds[field_name(name)] = found.pop() if len(found) == 1 else object
+    defaults = {field_name(name): DEFAULTS[name] for name in alternatives if name in DEFAULTS}
+    stated = {"family_name": family, "__module__": module, "__annotations__": kinds}
+    return cast("type[Payload]", PayloadMeta(f"{family}_payload", (Variant,), {**defaults, **stated}))

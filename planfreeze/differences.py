@@ -1,6 +1,6 @@
 """Differences between what is planned and what a run used."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planfreeze.choices import Choice
 from planfreeze.explanations import describe_nearest
@@ -11,8 +11,7 @@ from planfreeze.resolve import planned_programs, program_name
 __all__ = ["PlanDifference", "compare_plan"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanDifference:
+class PlanDifference(Struct, frozen=True, kw_only=True):
     """Programs and choices that only one side has, as people read them.
 
     Parameters

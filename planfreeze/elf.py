@@ -7,7 +7,8 @@ The constants below are what ptxas 12.8, 12.9 and 13.4 write and cuobjdump print
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.errors import InvalidCubin
 
@@ -41,8 +42,7 @@ MAX_SECTIONS = 4096
 MAX_KERNELS = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class Kernel(Struct, frozen=True, kw_only=True):
     """One entry of a cubin.
 
     Parameters
@@ -74,8 +74,7 @@ class Kernel:
     parameter_sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cubin:
+class Cubin(Struct, frozen=True, kw_only=True):
     """A cubin: the SM it is for and its kernels, in the order of the symbol table.
 
     ``is_arch_specific`` is the "a" suffix. A family build ("f") cannot be told from a plain one.
@@ -91,8 +90,7 @@ class Cubin:
         return f"sm_{self.sm}{'a' if self.is_arch_specific else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A section header and, but for NOBITS sections, the section's bytes."""
 
     name: str

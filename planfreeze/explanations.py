@@ -4,8 +4,9 @@ import pkgutil
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.declared import DeclaredFamily
@@ -43,8 +44,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Nearest:
+class Nearest(Struct, frozen=True):
     """The payload of the same family that differs in fewest fields, and those fields as (name, asked, there)."""
 
     payload: Payload
@@ -107,8 +107,7 @@ def read_payload(kind: type[Payload], stated: Iterable[tuple[str, Field]]) -> li
         return []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     """What is known of one payload for one architecture.
 
     Parameters

@@ -1,7 +1,8 @@
 """Facts of one program: what it is, where it came from, and what it takes of an SM. Needs no family and no compiler."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.readable import ReadableStore
@@ -20,8 +21,7 @@ from planfreeze.target import target
 __all__ = ["ProgramFacts", "planned_facts", "stored_facts"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFacts:
+class ProgramFacts(Struct, frozen=True, kw_only=True):
     """What is known of a program that was built.
 
     Parameters

@@ -1,9 +1,10 @@
 """Kernel families: from a payload to arguments, program source and launch rules. Imports no compiler."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, Literal, TypeVar, cast
+
+from msgspec import Struct
 
 from planfreeze.dtypes import ITEM_BYTES, DType
 from planfreeze.errors import DuplicateFamily, UnknownFamily
@@ -31,8 +32,7 @@ Scalars = Mapping[str, int]
 Grid = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
+class Argument(Struct, frozen=True, kw_only=True):
     """One kernel parameter.
 
     Parameters
@@ -81,8 +81,7 @@ def scalar(name: str, dtype: Literal["i32", "i64"] = "i32", *, maximum: int | No
     return Argument(name=name, dtype=dtype, is_pointer=False, alignment=1, maximum=maximum)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchInfo:
+class LaunchInfo(Struct, frozen=True, kw_only=True):
     """Launch facts of a program, fixed when it is compiled.
 
     Parameters
@@ -109,7 +108,7 @@ class LaunchInfo:
 
     def to_fields(self) -> list[list[Any]]:
         """Return [[name, value], ...] in declared order, as messages and records hold them."""
-        return [[f.name, getattr(self, f.name)] for f in fields(self)]
+        return [[name, getattr(self, name)] for name in self.__struct_fields__]
 
     @classmethod
     def from_fields(cls, stated: Iterable[Sequence[Any]]) -> "LaunchInfo":
@@ -118,8 +117,7 @@ class LaunchInfo:
         return cls(**values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TritonSource:
+class TritonSource(Struct, frozen=True, kw_only=True):
     """A Triton kernel as "module:attribute" text and what it is compiled with.
 
     Parameters
@@ -149,8 +147,7 @@ class TritonSource:
     markings: tuple[tuple[str, str, tuple[str, ...]], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CuteSource:
+class CuteSource(Struct, frozen=True, kw_only=True):
     """A CuTe DSL kernel as "module:attribute" text, its constants and launch facts.
 
     Of a class, the compile worker compiles ``attribute(launch=launch, **constants)``, called with one Int64 per
@@ -163,8 +160,7 @@ class CuteSource:
     launch: LaunchInfo | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedSource:
+class RecordedSource(Struct, frozen=True, kw_only=True):
     """A program that its compiler's own runtime launches: everything a run was seen to compile it with.
 
     The arguments of a launch are the runtime's matter: a definition with this source declares none.
@@ -187,8 +183,7 @@ class RecordedSource:
     facts: tuple[tuple[str, Field], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class Definition(Struct, frozen=True, kw_only=True):
     """What a family says about one payload on one target.
 
     ``grid(scalars, resident_blocks)`` gives the blocks of a launch; ``resident_blocks`` is SM count times
@@ -200,8 +195,7 @@ class Definition:
     grid: Callable[[Scalars, int], Grid]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(Struct, frozen=True, kw_only=True):
     """A named, versioned set of kernel variants.
 
     Parameters

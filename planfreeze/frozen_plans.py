@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedPlan, PlanTooNew
@@ -22,16 +22,14 @@ PLAN_FORMAT = 1
 MAX_FIELD_DEPTH = 64  # deeper than any payload, and far from what Python can nest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFamily:
+class PlanFamily(Struct, frozen=True, kw_only=True):
     """A family of the plan, with the text its programs were compiled from."""
 
     reference: str
     sources: Sources
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanEntry:
+class PlanEntry(Struct, frozen=True, kw_only=True):
     """One program of a frozen plan: payload fields, the key of its inputs, the digests of its record and cubin."""
 
     family: str
@@ -41,8 +39,7 @@ class PlanEntry:
     blob: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenPlan:
+class FrozenPlan(Struct, frozen=True, kw_only=True):
     """A plan with key, record digest and blob digest of every program, and one root digest over all."""
 
     model: str
@@ -70,7 +67,7 @@ class FrozenPlan:
 
     def encode(self) -> bytes:
         """Return the canonical bytes."""
-        encoded: bytes = msgpack.packb(
+        return msgspec.msgpack.encode(
             [
                 "planfreeze plan",
                 PLAN_FORMAT,
@@ -84,7 +81,6 @@ class FrozenPlan:
                 *([[c.kernel, c.space, c.key, c.config] for c in self.choices] for _ in self.choices[:1]),
             ]
         )
-        return encoded
 
     @classmethod
     def decode(cls, data: bytes) -> "FrozenPlan":

@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.cache.layout import Kind
 from planfreeze.cache.pins import pinned
@@ -23,8 +24,7 @@ from planfreeze.record import ProgramRecord
 __all__ = ["Holding", "find_holding", "list_plans", "name_plan", "pinned_plans", "prove_plan", "read_program"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Holding(Struct, frozen=True, kw_only=True):
     """A frozen plan with the names of all entries it needs, each once, in planned order.
 
     Parameters

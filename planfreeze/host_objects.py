@@ -6,8 +6,9 @@ container of one cubin that it writes (NVIDIA does not publish its layout).
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.elf import ELF_START, HEADER, SECTION_SYMTAB, SYMBOL, read_name, read_sections
 from planfreeze.errors import InvalidCubin, InvalidHostObject
@@ -35,8 +36,7 @@ CONTAINER, ENTRY = struct.Struct("<IHHQ"), struct.Struct("<HHIQ")
 CONTAINER_MAGIC, ENTRY_CUBIN = 0xBA55ED50, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostObject:
+class HostObject(Struct, frozen=True, kw_only=True):
     """What an object says of itself.
 
     Parameters
@@ -54,8 +54,7 @@ class HostObject:
     undefined: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True, kw_only=True):
     """What the compiler knew of an object: version of the DSL, name of the entry, attributes of each kernel."""
 
     dsl: str

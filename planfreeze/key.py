@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from planfreeze.constants import constant_modules
 from planfreeze.dtypes import TRITON_TYPES
@@ -38,8 +38,7 @@ RECORDED_DRIVERS = {
 COMPILE_OPTIONS = {"triton": "", "cute": "--keep-cubin"}
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """A program's inputs: labels with bytes, and one digest over them."""
 
     parts: tuple[tuple[str, bytes], ...]
@@ -74,7 +73,7 @@ def make_key(
         ("toolchain", f"{toolchain.dialect} {toolchain.version} {toolchain.fingerprint}".encode()),
         ("driver", " ".join(map(hash_module or hash_source, compiler_modules(definition))).encode()),
         ("options", COMPILE_OPTIONS[dialect].encode()),
-        ("environment", msgpack.packb(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
+        ("environment", msgspec.msgpack.encode(sorted(COMPILE_ENVIRONMENT[dialect].items()))),
     )
     if isinstance(definition.source, RecordedSource) and dialect == "triton":
         # A compiler's own runtime has C modules built for its programs.
@@ -113,8 +112,7 @@ def encode_definition(definition: Definition) -> bytes:
         described = ["cute", source.kernel, source.constants, launch]
     else:
         described = ["recorded", source.dialect, source.kernel, source.modules, source.facts]
-    encoded: bytes = msgpack.packb([arguments, described])
-    return encoded
+    return msgspec.msgpack.encode([arguments, described])
 
 
 def check_fields(source: TritonSource | CuteSource | RecordedSource) -> None:

@@ -1,8 +1,9 @@
 """Keyed programs: what a build is about to make, each with its key and the text it stands for."""
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.errors import SourceUnreadable, UnparsableSource
@@ -18,8 +19,7 @@ from planfreeze.toolchain import Toolchain, find_toolchain
 __all__ = ["KeyedProgram", "UnkeyedProgram", "key_plan"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedProgram:
+class KeyedProgram(Struct, frozen=True, kw_only=True):
     """A planned program with its key and the text it stands for."""
 
     family: Family
@@ -35,8 +35,7 @@ class KeyedProgram:
         return program_name(self.payload)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnkeyedProgram:
+class UnkeyedProgram(Struct, frozen=True, kw_only=True):
     """A planned program that has no key, since its kernel's text cannot be read."""
 
     payload: Payload

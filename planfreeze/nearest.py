@@ -1,7 +1,8 @@
 """The nearest planned program to an attempt to compile: of the same kernel, with the fewest facts that differ."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.constants import spell_constant
 from planfreeze.dtypes import TRITON_TYPES
@@ -15,8 +16,7 @@ __all__ = ["NearestProgram", "explain_attempt", "find_nearest_program", "list_di
 Facts = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NearestProgram:
+class NearestProgram(Struct, frozen=True, kw_only=True):
     """A planned program of the attempt's kernel, and in words each fact that differs, planned -> asked."""
 
     name: str

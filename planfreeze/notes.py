@@ -4,8 +4,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
@@ -18,16 +20,14 @@ ASSEMBLER_LINE = re.compile(r"^[ \t]*((?:ptxas[\w-]* +(?:info|warning|\.) |\d+ b
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-@dataclass(frozen=True, slots=True)
-class Spills:
+class Spills(Struct, frozen=True):
     """Bytes that a thread stores to and loads from local memory since it has too few registers."""
 
     store_bytes: int
     load_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Struct, frozen=True, kw_only=True):
     """Provenance of a program. What an older version did not write down, or a damaged note, is empty.
 
     Parameters

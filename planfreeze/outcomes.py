@@ -2,8 +2,10 @@
 
 import sys
 import time
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.store import PutResult, Store
@@ -28,16 +30,14 @@ from planfreeze.workers import Task, Worker
 __all__ = ["Outcome", "Place", "compile_program", "find_stored"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a program is compiled: a build, by a token of its own, and the slot of that build, counted from 0."""
 
     build: str
     slot: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """What became of one program: its record, or the reason there is none.
 
     Parameters

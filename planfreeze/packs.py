@@ -1,8 +1,10 @@
 """Packs: frozen plans with all they need, written to one file and taken out of one again."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.pack import Pack
@@ -18,8 +20,7 @@ from planfreeze.holdings import Holding, find_holding, name_plan, pinned_plans, 
 __all__ = ["Packed", "pack_plans", "unpack_plans"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class Packed(Struct, frozen=True, kw_only=True):
     """A pack that was written.
 
     Parameters

@@ -2,25 +2,45 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import ClassVar, Self, get_origin
+from functools import cache, cached_property
+from typing import Any, ClassVar, Self, dataclass_transform, get_origin
 
-import msgpack
+import msgspec
+from msgspec import Struct, StructMeta
 
-from planfreeze.errors import InvalidPayload
+from planfreeze.errors import DecoratedPayload, InvalidPayload
 
-__all__ = ["Field", "Payload", "check_field", "spell_differences"]
+__all__ = ["Field", "Payload", "PayloadMeta", "check_field", "spell_differences"]
 
 FIELD_TYPES: dict[str, type] = {"int": int, "bool": bool, "str": str, "tuple": tuple}
+FORM = {"frozen": True, "kw_only": True, "eq": False}
 Field = int | bool | str | tuple["Field", ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Payload:
+class PayloadMeta(StructMeta):
+    """Makes classes of payloads, which all have one form.
+
+    Raises
+    ------
+    DecoratedPayload
+        The class is decorated as a dataclass.
+    """
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "PayloadMeta":
+        return super().__new__(mcls, name, bases, namespace, **(options | FORM))
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        if name == "__dataclass_params__":  # the first thing that the decorator sets
+            raise DecoratedPayload(f"{cls.__module__}.{cls.__qualname__}", cls.__name__)
+        super().__setattr__(name, value)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False, field_specifiers=(msgspec.field,))
+class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False, dict=True):
     """Base of all payloads: plain fields, one canonical encoding, one digest.
 
-    Subclasses are dataclasses of the same form (``frozen``, ``slots``, ``kw_only``, ``eq=False``) and set
-    ``family_name``. Fields hold geometry and flags: int, bool, str, or tuples of them. ``True`` and ``1`` are
+    A subclass sets ``family_name`` and declares fields: ``class SumPayload(Payload):``. It is frozen, its fields are
+    given by name alone. They hold geometry and flags: int, bool, str, or tuples of them. ``True`` and ``1`` are
     different values. Two payloads are equal when their digests are.
 
     Raises
@@ -34,19 +54,25 @@ class Payload:
     """
 
     family_name: ClassVar[str]
-    digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for declared in fields(self):
-            if declared.init:
-                value = getattr(self, declared.name)
-                check_field(self.family_name, declared.name, value)
-                check_declared(self.family_name, declared.name, value, declared.type)
-        object.__setattr__(self, "digest", hashlib.sha256(self.encode()).hexdigest())
+        for name, kind in declared_kinds(type(self)).items():
+            value = getattr(self, name)
+            check_field(self.family_name, name, value)
+            if kind is not None and type(value) is not kind:
+                raise InvalidPayload(
+                    self.family_name,
+                    f"{name} = {value!r} is a {type(value).__name__}, not the {kind.__name__} it is declared as",
+                )
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the encoding."""
+        return hashlib.sha256(self.encode()).hexdigest()
 
     def to_fields(self) -> dict[str, Field]:
         """Return all fields by name, defaults included."""
-        return {name: getattr(self, name) for name in self.field_names()}
+        return {name: getattr(self, name) for name in self.__struct_fields__}
 
     def spell_fields(self) -> dict[str, str]:
         """Return what tells the variant from others, by name, as people read it."""
@@ -55,16 +81,17 @@ class Payload:
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
         """Return the names of the fields, in declared order."""
-        return tuple(f.name for f in fields(cls) if f.init)
+        return cls.__struct_fields__
 
     def encode(self) -> bytes:
         """Return the canonical bytes: msgpack of [family name, [[field, value], ...]] sorted by field name."""
-        defaults = {f.name: f.default for f in fields(self) if f.init}
+        defaults = declared_defaults(type(self))
         stated = [
-            [name, value] for name, value in sorted(self.to_fields().items()) if not is_default(value, defaults[name])
+            [name, value]
+            for name, value in sorted(self.to_fields().items())
+            if not (name in defaults and is_default(value, defaults[name]))
         ]
-        encoded: bytes = msgpack.packb([self.family_name, stated], use_bin_type=True)
-        return encoded
+        return msgspec.msgpack.encode([self.family_name, stated])
 
     @classmethod
     def from_fields(cls, values: dict[str, Field]) -> Self:
@@ -75,12 +102,12 @@ class Payload:
         InvalidPayload
             A field is unknown, missing, or of another type.
         """
-        known = {f.name: f for f in fields(cls) if f.init}
+        known, defaults = cls.__struct_fields__, declared_defaults(cls)
         for name in values:
             if name not in known:
                 raise InvalidPayload(cls.family_name, f"{name} is not a field; known: {', '.join(known)}")
-        for name, declared in known.items():
-            if name not in values and declared.default is MISSING:
+        for name in known:
+            if name not in values and name not in defaults:
                 raise InvalidPayload(cls.family_name, f"{name} is missing")
         return cls(**{name: freeze_lists(value) for name, value in values.items()})
 
@@ -107,15 +134,28 @@ def check_field(family: str, name: str, value: object) -> None:
         raise InvalidPayload(family, f"{name} = {value!r} is no text that UTF-8 can hold")
 
 
-def check_declared(family: str, name: str, value: Field, annotation: object) -> None:
-    """Refuse a value of another type than its field is declared with; ``True`` is no int."""
+@cache
+def declared_kinds(payload: type[Payload]) -> Mapping[str, type | None]:
+    """Return the type that each field of a class is declared with, None for what says nothing of a payload's types."""
+    declared: dict[str, object] = {}
+    for base in reversed(payload.__mro__):
+        declared |= getattr(base, "__annotations__", {})
+    return {name: plain_kind(declared[name]) for name in payload.__struct_fields__}
+
+
+@cache
+def declared_defaults(payload: type[Payload]) -> Mapping[str, Field]:
+    """Return the defaults of the fields of a class that have one."""
+    names, defaults = payload.__struct_fields__, payload.__struct_defaults__
+    stated = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    return {name: default for name, default in stated if type(default) in FIELD_TYPES.values()}
+
+
+def plain_kind(annotation: object) -> type | None:
+    """Return the type of payload fields that an annotation is, as an object or as text."""
     if isinstance(annotation, str):
-        annotation = FIELD_TYPES.get(annotation.partition("[")[0])
-    expected = get_origin(annotation) or annotation
-    if isinstance(expected, type) and expected in FIELD_TYPES.values() and type(value) is not expected:
-        raise InvalidPayload(
-            family, f"{name} = {value!r} is a {type(value).__name__}, not the {expected.__name__} it is declared as"
-        )
+        return FIELD_TYPES.get(annotation.partition("[")[0])
+    return next((kind for kind in FIELD_TYPES.values() if kind is (get_origin(annotation) or annotation)), None)
 
 
 def is_text(value: str) -> bool:

@@ -1,7 +1,8 @@
 """Where a session's plans come from: a store or a pack, and a build where one is allowed."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.cache.readable import ReadableStore, open_readable
 from planfreeze.errors import PlanMissing, StoreMissing
@@ -12,8 +13,7 @@ from planfreeze.resolve import PlanReference, find_plan
 __all__ = ["PlanSource"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSource:
+class PlanSource(Struct, frozen=True, kw_only=True):
     """A store or pack, and how far it is trusted.
 
     Parameters

@@ -2,10 +2,11 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from planfreeze.budgets import Budget
 from planfreeze.choices import Choice
@@ -28,8 +29,7 @@ __all__ = [
 MAX_JOINED = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """A target and the payloads that a model asks for at its capacities, or that a recorded run used.
 
     Parameters

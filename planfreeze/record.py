@@ -1,10 +1,10 @@
 """Records: what the store knows of a key, as canonical bytes."""
 
 import itertools
-from dataclasses import dataclass, fields
 from typing import Any
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedRecord, OtherRecordFormat
@@ -15,8 +15,7 @@ __all__ = ["RECORD_FORMAT", "ProgramRecord"]
 RECORD_FORMAT = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRecord:
+class ProgramRecord(Struct, frozen=True, kw_only=True):
     """A compiled program: where its bytes are and how they are launched.
 
     Parameters
@@ -54,9 +53,8 @@ class ProgramRecord:
 
     def encode(self) -> bytes:
         """Return the canonical bytes: msgpack of [format, [[field, value], ...]] in declared order."""
-        stated = [[f.name, encode_value(getattr(self, f.name))] for f in fields(self)]
-        encoded: bytes = msgpack.packb([RECORD_FORMAT, stated])
-        return encoded
+        stated = [[name, encode_value(getattr(self, name))] for name in self.__struct_fields__]
+        return msgspec.msgpack.encode([RECORD_FORMAT, stated])
 
     @classmethod
     def decode(cls, data: bytes) -> "ProgramRecord":

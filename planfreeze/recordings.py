@@ -4,9 +4,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.choices import Choice
 from planfreeze.errors import InvalidRecording, PlanfreezeError, RecordedOtherwise, RecordingUnwritable
@@ -29,8 +31,7 @@ __all__ = [
 MAGIC, RECORDING_FORMAT = "planfreeze recording", 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedProgram:
+class RecordedProgram(Struct, frozen=True, kw_only=True):
     """A program that a run launched, and how often: at least, where a process ended without running its exit code."""
 
     family: str
@@ -38,16 +39,14 @@ class RecordedProgram:
     launches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Refusal(Struct, frozen=True, kw_only=True):
     """Something a run used that cannot be recorded."""
 
     kernel: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class Recording(Struct, frozen=True, kw_only=True):
     """What a run used, sorted: two runs of the same thing differ in their counts alone.
 
     Parameters

@@ -1,8 +1,9 @@
 """Repairs: what verifying found missing or damaged is built again, by the normal build of the plans concerned."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.cache.store import Store
 from planfreeze.cache.sweeping import Name
@@ -20,8 +21,7 @@ from planfreeze.verification import Problem
 __all__ = ["Repair", "repair"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
+class Repair(Struct, frozen=True, kw_only=True):
     """What a repair did.
 
     Parameters

@@ -6,8 +6,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.device import Device
@@ -22,8 +24,7 @@ from planfreeze.resolve import Resolution, check_kernels, planned_programs, prog
 __all__ = ["Replay", "check_replays", "prove_guard", "replay_plan"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(Struct, frozen=True, kw_only=True):
     """What a replay of one plan found.
 
     Parameters

@@ -3,7 +3,8 @@
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.cache.digest import is_digest
 from planfreeze.cache.readable import ReadableStore
@@ -48,8 +49,7 @@ __all__ = [
 PLAN_NAME = r"(?P<model>.+?)(-tp[0-9]+)?-(?P<arch>sm_[0-9]+a?)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedProgram:
+class PlannedProgram(Struct, frozen=True, kw_only=True):
     """An entry of a frozen plan with what the installed family says of it."""
 
     entry: PlanEntry
@@ -58,8 +58,7 @@ class PlannedProgram:
     target: Target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedProgram:
+class ResolvedProgram(Struct, frozen=True, kw_only=True):
     """A planned program whose record, blobs, architecture and parameters were all checked."""
 
     name: str
@@ -74,8 +73,7 @@ class ResolvedProgram:
         return self.planned.payload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
+class Resolution(Struct, frozen=True, kw_only=True):
     """What resolving a plan found: programs, one line for each that is missing or damaged, and what builds them."""
 
     plan: FrozenPlan
@@ -107,8 +105,7 @@ def program_name(payload: Payload) -> str:
     return f"{payload.family_name}({fields})"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanReference:
+class PlanReference(Struct, frozen=True):
     """How a frozen plan is asked for: by name, by root digest, or by a name pinned to a root digest.
 
     Parameters

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
+
+from msgspec import Struct
 
 from planfreeze.errors import HomeMissing, InvalidSetting
 
@@ -25,8 +26,7 @@ __all__ = [
 Mode = Literal["raise", "warn", "count", "off"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """Settings of this process.
 
     Parameters
@@ -75,8 +75,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardSettings:
+class GuardSettings(Struct, frozen=True, kw_only=True):
     """What a process is asked to guard, by the one that started it.
 
     Parameters
@@ -112,8 +111,7 @@ def read_guard_settings(environ: Mapping[str, str] = os.environ) -> GuardSetting
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InheritedSettings:
+class InheritedSettings(Struct, frozen=True, kw_only=True):
     """What a process is asked for by the command that started it.
 
     Parameters

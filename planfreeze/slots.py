@@ -6,7 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from planfreeze.cache.store import Store
 from planfreeze.errors import KeyLocked, WorkerDied

@@ -10,12 +10,12 @@ import linecache
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
 from planfreeze.memory import recall, remember
@@ -29,8 +29,7 @@ KERNELS_SCOPE = "planfreeze.kernels"
 ONE_PARSES = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """Modules by name with the sha256 of their text, sorted by name."""
 
     modules: tuple[tuple[str, str], ...]
@@ -38,11 +37,10 @@ class Sources:
     @property
     def digest(self) -> str:
         """One digest over all names and digests."""
-        return hashlib.sha256(msgpack.packb(self.modules)).hexdigest()
+        return hashlib.sha256(msgspec.msgpack.encode(self.modules)).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleText:
+class ModuleText(Struct, frozen=True):
     """What the text of a module says: its sha256, and the modules that are followed from it."""
 
     digest: str

@@ -1,7 +1,8 @@
 """Statistics of a session: attempts to compile, programs and launches, as a value and as Prometheus text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.exposition import expose_counter, expose_gauge
 from planfreeze.guard import expose_attempts
@@ -9,8 +10,7 @@ from planfreeze.guard import expose_attempts
 __all__ = ["Statistics"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(Struct, frozen=True, kw_only=True):
     """What a session has seen.
 
     Parameters

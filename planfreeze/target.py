@@ -1,6 +1,6 @@
 """Targets: the exact architectures programs are compiled for, with the facts kernels and launchers need."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planfreeze.errors import UnknownArch
 from planfreeze.spellings import nearest_spelling
@@ -8,8 +8,7 @@ from planfreeze.spellings import nearest_spelling
 __all__ = ["ARCHS", "Target", "target"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """One architecture.
 
     Parameters

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from planfreeze.errors import CompilerMissing, ToolchainUnreadable
 from planfreeze.memory import recall, remember
@@ -35,8 +35,7 @@ DISTRIBUTIONS = {
 MODULES = {"triton": "triton", "cute": "cutlass"}
 
 
-@dataclass(frozen=True, slots=True)
-class Toolchain:
+class Toolchain(Struct, frozen=True):
     """A compiler: its dialect, its version, and a sha256 over every file it consists of."""
 
     dialect: str
@@ -148,4 +147,4 @@ def hash_files(files: list[tuple[str, str]]) -> str:
                 parts.append((name, hashlib.file_digest(file, "sha256").hexdigest()))
         except FileNotFoundError:
             parts.append((name, ""))
-    return hashlib.sha256(msgpack.packb(parts)).hexdigest()
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).hexdigest()

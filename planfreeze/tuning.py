@@ -4,7 +4,7 @@ import hashlib
 import sys
 from typing import Any
 
-import msgpack
+import msgspec
 
 from planfreeze.choices import Choice
 from planfreeze.constants import freeze_constant, module_name
@@ -33,7 +33,7 @@ def tuning_space(tuner: Any) -> str:
     if tuner.early_config_prune or tuner.perf_model:  # left out where there are none: most tuners try every one
         described += [spell_function(tuner.early_config_prune), spell_function(tuner.perf_model)]
         described += [str(tuner.configs_top_k)]
-    return hashlib.sha256(msgpack.packb(described)).hexdigest()
+    return hashlib.sha256(msgspec.msgpack.encode(described)).hexdigest()
 
 
 def spell_function(function: Any) -> str:

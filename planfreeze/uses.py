@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.keepers import CountedSession
 
 __all__ = ["Uses", "gather_uses"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uses:
+class Uses(Struct, frozen=True, kw_only=True):
     """Uses of frozen plans.
 
     Parameters

@@ -4,9 +4,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.cache.layout import Kind
 from planfreeze.cache.readable import ReadableStore
@@ -34,8 +36,7 @@ MAX_THREADS = 16
 GONE = "it is not there"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """An entry that is not what it should be.
 
     Parameters
@@ -53,8 +54,7 @@ class Problem:
     quarantined: Path | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+class Verification(Struct, frozen=True, kw_only=True):
     """What verifying found.
 
     Parameters

@@ -13,12 +13,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from planfreeze.compilers import CompiledProgram
 from planfreeze.compilers.knobs import find_changed
@@ -47,8 +47,7 @@ DUMPS = "dumps"
 COMMAND = (sys.executable, "-u", "-P", "-m", "planfreeze.workers")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """A program to compile: its family, payload, and the text that was keyed."""
 
     family: str
@@ -178,7 +177,7 @@ def worker_environment(target: Target, folder: str) -> dict[str, str]:
 
 def send(stream: IO[bytes], message: object) -> None:
     """Write one message."""
-    data = msgpack.packb(message)
+    data = msgspec.msgpack.encode(message)
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
 
@@ -190,7 +189,7 @@ def receive(stream: IO[bytes]) -> Any:
     data = stream.read(size_bytes) if len(head) == 8 else b""
     if not data or len(data) < size_bytes:
         raise EOFError
-    return msgpack.unpackb(data)
+    return msgspec.msgpack.decode(data)
 
 
 def compile_task(message: Any) -> CompiledProgram:

@@ -1,10 +1,10 @@
 """Explanations: a payload's key, whether it is stored, and what is nearest to it."""
 
 import hashlib
-from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze import explanations
 from planfreeze.cache.digest import digest_of
@@ -17,7 +17,6 @@ from planfreeze.target import target
 SM_90A = target("sm_90a")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tile(Payload):
     family_name: ClassVar[str] = "tile"
     rows: int
@@ -26,7 +25,6 @@ class Tile(Payload):
     name: str = "a"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Other(Payload):
     family_name: ClassVar[str] = "other"
     rows: int
@@ -133,22 +131,18 @@ def test_damaged_records_are_passed_over(built, toys, tmp_path):
 def test_records_of_another_version_of_the_family_are_passed_over(built, tmp_path):
     """Payload classes with more, fewer or other fields than the ones a record states."""
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class Narrower(Payload):
         family_name: ClassVar[str] = "toys_add"
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class Wider(Payload):
         family_name: ClassVar[str] = "toys_add"
         block: int
         depth: int
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class Retyped(Payload):
         family_name: ClassVar[str] = "toys_add"
         block: str
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class Later(Payload):
         family_name: ClassVar[str] = "toys_add"
         block: int

@@ -1,9 +1,9 @@
 """Families: registered once by name, found again by reference."""
 
-from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import DuplicateFamily, UnknownFamily
 from planfreeze.family import Argument, Family, LaunchInfo, family, family_of, load_family, pointer, scalar
@@ -16,7 +16,6 @@ def define(payload, target):
 
 
 def payload_named(name):
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class Named(Payload):
         family_name: ClassVar[str] = name
         size: int
@@ -93,5 +92,5 @@ def test_launch_facts_come_back_from_their_fields():
     launch = LaunchInfo(block=(64, 2, 1), cluster=(2, 1, 1), shared_bytes=512, carveout_percent=50, is_cooperative=True)
     stated = [[name, list(value) if isinstance(value, tuple) else value] for name, value in launch.to_fields()]
     assert LaunchInfo.from_fields(stated) == launch
-    assert [name for name, _ in stated] == [field.name for field in fields(LaunchInfo)]
+    assert [name for name, _ in stated] == list(LaunchInfo.__struct_fields__)
     assert LaunchInfo.from_fields(replace(launch, carveout_percent=None).to_fields()).carveout_percent is None

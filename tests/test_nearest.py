@@ -1,7 +1,6 @@
 """The nearest planned program: of the same kernel, with the fewest differing facts, each in words."""
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -15,7 +14,6 @@ from planfreeze.resolve import PlannedProgram
 from planfreeze.target import target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FillPayload(Payload):
     """A payload of a family that is never compiled."""
 

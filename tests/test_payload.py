@@ -2,7 +2,6 @@
 
 import enum
 import itertools
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,7 +12,6 @@ from planfreeze.errors import InvalidPayload
 from planfreeze.payload import Payload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Golden(Payload):
     family_name: ClassVar[str] = "golden"
     rows: int
@@ -22,7 +20,6 @@ class Golden(Payload):
     is_wide: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GoldenLater(Payload):
     """The same family after a flag was added that is off by default."""
 
@@ -34,7 +31,6 @@ class GoldenLater(Payload):
     is_fast: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loose(Payload):
     """A field that may hold any of the types."""
 
@@ -43,14 +39,12 @@ class Loose(Payload):
     mode: Literal["a", "b"] = "a"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Defaulted(Payload):
     family_name: ClassVar[str] = "defaulted"
     value: int | bool | tuple[Any, ...] = 1
     pair: tuple[Any, ...] = (0, (False,))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Other(Payload):
     family_name: ClassVar[str] = "other"
     value: int

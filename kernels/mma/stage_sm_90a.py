@@ -3,7 +3,7 @@
 Launch facts and kernels take their offsets from here, so that they cannot disagree.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planfreeze.family import LaunchInfo
 from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES
@@ -48,8 +48,7 @@ SWIZZLE_BYTES = 1024
 STAGE_ALIGNMENT = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(Struct, frozen=True, kw_only=True):
     """Byte offsets inside a stage, and the size of all stages.
 
     Parameters
@@ -140,14 +139,12 @@ class Pipeline:
         )
 
 
-class SwizzledPipeline(Pipeline):
+class SwizzledPipeline(Pipeline, frozen=True, kw_only=True):
     """Stages whose activations are an operand in 128-byte swizzle.
 
     Activations are at a multiple of ``SWIZZLE_BYTES``, because weights and rebuilt scales fill whole ones and so does a
     stage.
     """
-
-    __slots__ = ()
 
     @property
     def stage_bytes(self) -> int:

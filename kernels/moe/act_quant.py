@@ -1,6 +1,5 @@
 """Family ``act_quant``: bf16 activations to MXFP8, in the byte order and with the scale plane of the architecture."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
@@ -16,7 +15,6 @@ VECTOR = 8
 """bf16 values of one 16-byte load."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActQuantPayload(Payload):
     """Input quantiser of one hidden size.
 
@@ -35,7 +33,7 @@ class ActQuantPayload(Payload):
     hidden: int
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         with refuse_geometry(self):
             check_hidden(self.hidden)
 

@@ -1,10 +1,10 @@
 """Calls of a layer: what each of their launches is given."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.kernels.moe.experts import PreparedExperts, select_scales
@@ -19,8 +19,7 @@ from planfreeze.kernels.scales.storage import InlineScales
 __all__ = ["ARGUMENTS", "Call", "Operands", "Scratch", "divide", "select_operands"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scratch:
+class Scratch(Struct, frozen=True, kw_only=True):
     """Buffers of a call, views of one workspace; see :class:`~planfreeze.kernels.moe.scratch.ScratchSizes`."""
 
     a8: Tensor
@@ -53,13 +52,12 @@ DTYPES = {
 def divide(plan: MoEPlan, workspace: Tensor) -> Scratch:
     """Return the buffers of a workspace, each of the type its kernels take."""
     scale_dtype = torch.float32 if layout(plan.arch).activation_scale_dtype == "f32" else torch.uint8
-    dtypes = {part.name: torch.uint8 for part in fields(ScratchSizes)} | DTYPES | {"a_scale": scale_dtype}
+    dtypes = dict.fromkeys(ScratchSizes.__struct_fields__, torch.uint8) | DTYPES | {"a_scale": scale_dtype}
     places = plan.scratch.places()
     return Scratch(**{name: workspace[first:last].view(dtypes[name]) for name, (first, last) in places.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operands:
+class Operands(Struct, frozen=True, kw_only=True):
     """What stands in the scale arguments of both projections: a native plane, or the parts of inline storage."""
 
     w13: tuple[Tensor, ...]
@@ -76,8 +74,7 @@ def select_operands(experts: PreparedExperts, scratch: Scratch, mode: ScaleMode)
     return Operands(w13=select_scales(experts, "w13"), w2=select_scales(experts, "w2"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One call of a layer: its tensors, and what of the layer its launches take.
 
     Parameters

@@ -8,9 +8,10 @@ both, half after half. Weights are ``[rows, K/2]``, two codes a byte, the even K
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from string import Formatter
 from typing import get_args
+
+from msgspec import Struct
 
 from planfreeze.errors import AmbiguousLayout, InvalidLayout, UnknownLayout
 from planfreeze.kernels.moe.weights import SourceOrder
@@ -28,8 +29,7 @@ FIELDS = ("layer", "expert")
 SHOWN_NAMES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixNames:
+class MatrixNames(Struct, frozen=True, kw_only=True):
     """Patterns of one weight matrix.
 
     Parameters
@@ -51,8 +51,7 @@ def pattern_fields(layout: str, pattern: str) -> list[str]:
         raise InvalidLayout(layout, f"{pattern} is no pattern: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointLayout:
+class CheckpointLayout(Struct, frozen=True, kw_only=True):
     """Names of the expert tensors of a checkpoint.
 
     Parameters

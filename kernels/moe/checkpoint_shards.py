@@ -8,9 +8,10 @@ import codecs
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.errors import (
     CheckpointMissing,
@@ -33,8 +34,7 @@ POINTER = "version https://git-lfs.github.com/"
 SHOWN_BYTES = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(Struct, frozen=True, kw_only=True):
     """What a header says of one tensor.
 
     Parameters

@@ -1,7 +1,8 @@
 """Slices of a checkpoint: which part of every stored matrix one tensor-parallel rank holds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.kernels.moe.checkpoint_layouts import CheckpointLayout, MatrixNames
 from planfreeze.kernels.moe.geometry import GROUP
@@ -16,8 +17,7 @@ WEIGHT_DTYPES = ("U8", "I8")
 SCALE_DTYPES = ("U8", "F8_E8M0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixSlice:
+class MatrixSlice(Struct, frozen=True, kw_only=True):
     """The rank's part of one stored matrix, of any expert.
 
     Parameters

@@ -6,11 +6,11 @@ its shards, and only then allocates the result, once, and fills it slice by slic
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.errors import (
@@ -44,8 +44,7 @@ Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes of the whole result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True, kw_only=True, eq=False):
     """Where the tensors of a checkpoint are; made by :func:`open_checkpoint`.
 
     Parameters
@@ -71,8 +70,7 @@ class Checkpoint:
         return tuple(self.experts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerWeights:
+class LayerWeights(Struct, frozen=True, kw_only=True, eq=False):
     """Experts of one layer as one rank holds them, N columns of the intermediate wide.
 
     Parameters

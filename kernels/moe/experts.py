@@ -5,10 +5,10 @@ in the single form that the rules give its weights; nothing is converted at run 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.errors import InvalidExperts, NanScale, UndecodedScales
@@ -33,8 +33,7 @@ Scales: TypeAlias = Tensor | InlineScales | CsfBatch
 NAN_SCALE = 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PreparedExperts:
+class PreparedExperts(Struct, frozen=True, kw_only=True, eq=False):
     """The experts of one layer, ready for kernels; made by :func:`prepare_experts`.
 
     Parameters

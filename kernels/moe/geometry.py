@@ -11,8 +11,9 @@ and clear nothing.
 ``projections`` and route rows have no padding columns.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from planfreeze.errors import UnsupportedGeometry
 from planfreeze.target import target
@@ -46,8 +47,7 @@ K_PARTS = (4, 2, 1)
 MAX_TOP_K = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchLayout:
+class ArchLayout(Struct, frozen=True, kw_only=True):
     """How one architecture stores activations and weights.
 
     Parameters

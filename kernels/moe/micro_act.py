@@ -6,7 +6,6 @@ of the expert, is gate and up. Routes with an expert id outside 0..experts-1 are
 
 import math
 import struct
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -30,7 +29,6 @@ THREADS = 32
 """One warp per route and 128-column tile, four columns a lane."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroActPayload(Payload):
     """One variant of ``micro_act``.
 
@@ -62,7 +60,7 @@ class MicroActPayload(Payload):
     fast_math: bool = False
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         with refuse_geometry(self):
             check_hidden(self.hidden)
             check_intermediate(self.intermediate)

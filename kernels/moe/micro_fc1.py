@@ -5,7 +5,6 @@ fp32; :func:`~planfreeze.kernels.moe.geometry.projection_parts` says how many pa
 outside 0..experts-1 are skipped: their rows of ``projections`` stay as they were. Gate columns come first.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
@@ -32,7 +31,6 @@ LAUNCH_SM_120A = LaunchInfo(block=(128, 1, 1), shared_bytes=4 * 4736, min_blocks
 scales."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroFc1Payload(Payload):
     """One variant of ``micro_fc1``.
 
@@ -63,7 +61,7 @@ class MicroFc1Payload(Payload):
     csf_inline: bool = False
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         with refuse_geometry(self):
             check_hidden(self.hidden)
             check_intermediate(self.intermediate)

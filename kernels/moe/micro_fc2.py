@@ -4,7 +4,6 @@
 Routes with an expert id outside 0..experts-1 get a row of zeros. The intermediate is what ``micro_act`` writes.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
@@ -23,7 +22,6 @@ LAUNCH_SM_120A = LaunchInfo(block=(128, 1, 1), shared_bytes=4 * 8960, min_blocks
 of scales."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroFc2Payload(Payload):
     """One variant of ``micro_fc2``.
 
@@ -51,7 +49,7 @@ class MicroFc2Payload(Payload):
     csf_inline: bool = False
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         with refuse_geometry(self):
             check_hidden(self.hidden)
             check_intermediate(self.intermediate)

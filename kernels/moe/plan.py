@@ -5,8 +5,9 @@ capacities a call belongs to. Imports nothing heavy.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from functools import reduce
+
+from msgspec import Struct
 
 from planfreeze.errors import CapacityExceeded, SeveralArms, UnservedCapacity
 from planfreeze.kernels.moe.rules import (
@@ -29,8 +30,7 @@ from planfreeze.target import Target
 __all__ = ["CapacityPlan", "MoEPlan", "declare"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityPlan:
+class CapacityPlan(Struct, frozen=True, kw_only=True):
     """How calls of up to ``capacity`` tokens are served.
 
     Parameters
@@ -57,8 +57,7 @@ class CapacityPlan:
     scratch: ScratchSizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoEPlan:
+class MoEPlan(Struct, frozen=True, kw_only=True):
     """The kernels and the scratch of a model's MoE layers on one rank; made by :func:`declare`.
 
     Parameters

@@ -5,9 +5,9 @@ activation.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.kernels.moe.geometry import GROUP
@@ -31,8 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Routes:
+class Routes(Struct, frozen=True, kw_only=True, eq=False):
     """Routes of all tokens in m tiles: rows of one expert each. Live tiles only.
 
     Parameters

@@ -1,8 +1,7 @@
 """What grouped routing must compute, in torch. For CPU and CUDA tensors."""
 
-from dataclasses import dataclass
-
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.kernels.moe.routing import COUNTS, max_m_tiles, rows_cap
@@ -10,8 +9,7 @@ from planfreeze.kernels.moe.routing import COUNTS, max_m_tiles, rows_cap
 __all__ = ["RoutePlan", "plan_routes"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RoutePlan:
+class RoutePlan(Struct, frozen=True, kw_only=True, eq=False):
     """Routes grouped by expert.
 
     Parameters

@@ -4,7 +4,6 @@ Row ``tile_m * first_tile[e] + i`` belongs to the i-th route of expert e, in pai
 the same for every grid. Routes with an expert id outside 0..experts-1 get no row, and zeros in ``route_output``.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -24,7 +23,6 @@ MAX_EXPERTS = THREADS
 """A thread sums the tiles of one expert."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutePlanPayload(Payload):
     """One variant of ``route_plan``.
 
@@ -52,8 +50,7 @@ class RoutePlanPayload(Payload):
     id_bits: int
 
     def __post_init__(self) -> None:
-        # A slotted dataclass is a second class object, so super() without arguments does not work here.
-        super(RoutePlanPayload, self).__post_init__()
+        super().__post_init__()
         reason = explain_refusal(self)
         if reason:
             raise InvalidPayload(self.family_name, reason)

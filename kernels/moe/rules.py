@@ -4,9 +4,10 @@ The one place for these decisions; the enumerator of payloads and the runtime bo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import isqrt
+
+from msgspec import Struct
 
 from planfreeze.errors import (
     InvalidRanks,
@@ -87,8 +88,7 @@ class ScaleMode(StrEnum):
     NATIVE = "native"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedModel:
+class ShardedModel(Struct, frozen=True, kw_only=True):
     """A model as one of ``tp`` equal ranks sees it; made by :func:`shard`.
 
     Parameters

@@ -1,6 +1,6 @@
 """Scratch of a call: the sizes of its buffers and their places in one workspace. Imports nothing heavy."""
 
-from dataclasses import dataclass, fields
+from msgspec import Struct
 
 from planfreeze.kernels.moe.geometry import GROUP, ceil_div, intermediate_bytes, layout, projection_parts
 from planfreeze.kernels.moe.routing import COUNTS, max_m_tiles
@@ -15,8 +15,7 @@ BF16_BYTES = 2
 WORD_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class Counts(Struct, frozen=True, kw_only=True):
     """Rows of a capacity; what its kernels are told, whatever the live count.
 
     Parameters
@@ -31,8 +30,7 @@ class Counts:
     m_tiles: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScratchSizes:
+class ScratchSizes(Struct, frozen=True, kw_only=True):
     """Bytes of each scratch buffer of a call; 0 for one that it does not use.
 
     Parameters
@@ -77,7 +75,7 @@ class ScratchSizes:
 
     def items(self) -> tuple[tuple[str, int], ...]:
         """Return the name and size of each buffer, in the order of a workspace."""
-        return tuple((part.name, getattr(self, part.name)) for part in fields(self))
+        return tuple((name, getattr(self, name)) for name in self.__struct_fields__)
 
     def places(self) -> dict[str, tuple[int, int]]:
         """Return the first byte of each buffer in a workspace, and the one behind its last."""

@@ -5,7 +5,6 @@ pair ``token_map[r]``. Rows from ``tile_valid[m]`` on of a tile, and rows of m t
 they were.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -41,7 +40,6 @@ SHARED_BYTES_SM_120A = 2 * 11328
 """Two stages of K64: 2048 bytes of activations, 64 of their scales, 4096 of weights and 512 of scales of each half."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitFc1Payload(Payload):
     """One variant of ``split_fc1``.
 
@@ -79,8 +77,7 @@ class SplitFc1Payload(Payload):
     csf_inline: bool = False
 
     def __post_init__(self) -> None:
-        # A slotted dataclass is a second class object, so super() without arguments does not work here.
-        super(SplitFc1Payload, self).__post_init__()
+        super().__post_init__()
         reason = explain_refusal(self)
         if reason:
             raise InvalidPayload(self.family_name, reason)
@@ -107,8 +104,7 @@ def explain_refusal(payload: SplitFc1Payload) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPipeline(SwizzledPipeline):
+class TokenPipeline(SwizzledPipeline, frozen=True, kw_only=True):
     """Stages with the activations of several tokens, and an area behind the ring.
 
     Parameters

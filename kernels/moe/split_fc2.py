@@ -5,7 +5,6 @@
 ``route_plan`` writes, the intermediate is what ``split_fc1`` writes.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -32,7 +31,6 @@ SHARED_BYTES_SM_120A = 22_528
 """Two stages of K128: 16 rows of activations and their scale words, 8192 bytes of weights, 512 of scales."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitFc2Payload(Payload):
     """One variant of ``split_fc2``.
 
@@ -60,8 +58,7 @@ class SplitFc2Payload(Payload):
     csf_inline: bool = False
 
     def __post_init__(self) -> None:
-        # A slotted dataclass is a second class object, so super() without arguments does not work here.
-        super(SplitFc2Payload, self).__post_init__()
+        super().__post_init__()
         reason = explain_refusal(self)
         if reason:
             raise InvalidPayload(self.family_name, reason)
@@ -84,8 +81,7 @@ def explain_refusal(payload: SplitFc2Payload) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPipeline(SwizzledPipeline):
+class RowPipeline(SwizzledPipeline, frozen=True, kw_only=True):
     """Stages with intermediate rows, and records of tasks behind the ring.
 
     Parameters

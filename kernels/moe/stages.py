@@ -1,8 +1,9 @@
 """Stages of a call: the payloads its launches name, in their order."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
 from planfreeze.kernels.moe.geometry import GROUP
@@ -49,8 +50,7 @@ PLAIN_STAGES: frozenset[StageName] = frozenset(
 ID_BITS = {"int32": 32, "int64": 64}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(Struct, frozen=True, kw_only=True):
     """One launch of a call.
 
     Parameters

@@ -1,6 +1,5 @@
 """Family ``topk_sum``: sum the route rows of every token in a fixed order."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
@@ -16,7 +15,6 @@ VECTOR = 8
 """bf16 values of one 16-byte load."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TopkSumPayload(Payload):
     """Sum over routes.
 
@@ -38,7 +36,7 @@ class TopkSumPayload(Payload):
     top_k: int
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         with refuse_geometry(self):
             check_hidden(self.hidden)
             check_top_k(self.top_k)

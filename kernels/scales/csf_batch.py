@@ -6,9 +6,8 @@ from ``task_offsets`` which exceptions are its own. No kernel multiplies with a 
 first. :func:`decode` is the reference for that.
 """
 
-from dataclasses import dataclass
-
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.errors import InvalidScales, ScalesDiffer
@@ -33,8 +32,7 @@ MAX_NATIVE_BYTES = 2**24
 """An exception has 24 bits for its native offset."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CsfBatch:
+class CsfBatch(Struct, frozen=True, kw_only=True, eq=False):
     """Compressed scales of one projection.
 
     Parameters

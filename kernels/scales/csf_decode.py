@@ -3,7 +3,6 @@
 The planes of other experts keep their bytes, which no kernel of the call reads.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload, InvalidScales
@@ -21,7 +20,6 @@ MAX_NATIVE_BYTES = 2**24
 """An exception has 24 bits for its native offset."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CsfDecodePayload(Payload):
     """Decoding of one projection. The number of exceptions is data, and no part of it.
 
@@ -42,7 +40,7 @@ class CsfDecodePayload(Payload):
     group_rows: int
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         try:
             size = self.geometry.native_bytes(1)
         except InvalidScales as error:

@@ -1,6 +1,5 @@
 """Family ``csf_presence``: which experts the routes of a call go to, a byte for every expert."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -15,7 +14,6 @@ EXPERTS_PER_BLOCK = 128
 """Every block reads all ids; a share this small keeps its flags apart in the banks of shared memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CsfPresencePayload(Payload):
     """One variant of ``csf_presence``.
 
@@ -37,7 +35,7 @@ class CsfPresencePayload(Payload):
     id_bits: int
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         if not 1 <= self.experts <= 65536:
             raise InvalidPayload(self.family_name, f"experts = {self.experts} is not in 1..65536")
         if self.id_bits not in (32, 64):

@@ -1,6 +1,5 @@
 """Family ``expand``: write the native planes of all experts from their inline storage."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload, InvalidScales
@@ -16,7 +15,6 @@ MAX_TILES = 2**31 - BLOCK_TILES
 """Tiles are counted in 32 bits, and the last block counts past the last tile; byte offsets have 64 bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpandPayload(Payload):
     """Expansion of one projection. The number of raw tiles is data, and no part of it.
 
@@ -40,7 +38,7 @@ class ExpandPayload(Payload):
     group_rows: int
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         try:
             tiles = self.geometry.tiles
         except InvalidScales as error:

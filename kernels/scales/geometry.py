@@ -6,7 +6,7 @@ second has one group). A tile is up to 128 rows by up to 4 columns; the last row
 last K tile of a row 2 columns. Imports nothing heavy.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from planfreeze.errors import InvalidScales
 
@@ -40,8 +40,7 @@ TAIL_ROWS = TILE_ROWS // 2
 TAIL_COLUMNS = TILE_COLUMNS // 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(Struct, frozen=True, kw_only=True):
     """Tiles of one shape: the same row and column counts, adjacent in every row group.
 
     Parameters
@@ -64,8 +63,7 @@ class Region:
     tile_columns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleGeometry:
+class ScaleGeometry(Struct, frozen=True, kw_only=True):
     """Geometry of the scales of one projection.
 
     Parameters

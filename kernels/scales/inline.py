@@ -7,9 +7,8 @@ words are little-endian. The three parts of a projection's storage follow each o
 blocks, raw tiles.
 """
 
-from dataclasses import dataclass
-
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.errors import InvalidScales, ScalesDiffer
@@ -40,8 +39,7 @@ RAW_FLAG = -(2**31)
 RAW_NUMBER = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """Inline storage of a few experts: tile blocks as [tiles, 24] words, bases, raw tiles as [count, 512] bytes."""
 
     blocks: Tensor

@@ -1,8 +1,7 @@
 """Inline scale storage as a value: one buffer in three parts."""
 
-from dataclasses import dataclass
-
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.errors import InvalidScales
@@ -14,8 +13,7 @@ ALIGNMENT_BYTES = 16
 """Kernels read blocks and raw words in 16-byte loads; all three parts start at multiples of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InlineScales:
+class InlineScales(Struct, frozen=True, kw_only=True, eq=False):
     """Inline storage of the scales of one projection.
 
     Parameters

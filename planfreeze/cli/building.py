@@ -54,7 +54,8 @@ def build_command(
     Status 1 if a program fails or exceeds a budget; nothing is frozen in the latter case.
     """
     import os
-    from dataclasses import replace
+
+    from msgspec.structs import replace
 
     from planfreeze import reports
     from planfreeze.budgets import Budget

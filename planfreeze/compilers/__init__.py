@@ -1,8 +1,9 @@
 """Compilers: from a program's source and target to bytes. Only a compile worker imports these modules."""
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo
@@ -10,8 +11,7 @@ from planfreeze.family import LaunchInfo
 __all__ = ["CompiledProgram", "check_no_paths", "load_kernel"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledProgram:
+class CompiledProgram(Struct, frozen=True, kw_only=True):
     """What a compile gives: the cubin, and the launch facts that only the compiler knows.
 
     Parameters

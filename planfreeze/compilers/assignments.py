@@ -7,10 +7,11 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from types import CodeType
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.compilers.bindings import Imported, Scope, Unfollowable, bind, bind_module
 from planfreeze.errors import SourceChanged
@@ -42,8 +43,7 @@ OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """A function or class by the module and the name it is defined with; a module by itself."""
 
     module: str

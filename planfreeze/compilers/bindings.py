@@ -2,8 +2,9 @@
 
 import ast
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.module_files import package_of
 from planfreeze.sources import imported_from
@@ -18,8 +19,7 @@ class Unfollowable(Exception):
     """Why the text alone does not say what a name is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """A name that an import statement binds."""
 
     module: str

@@ -7,12 +7,13 @@ defines, or a compiler's; values have to be what the text says. Names that are l
 import ast
 import builtins
 import copy
-import dataclasses
 import enum
 import inspect
 from collections.abc import Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from planfreeze.compilers.assignments import KeyedText, Reference, is_pure, is_trusted, unwrap_constexpr
 from planfreeze.compilers.bindings import Unfollowable
@@ -38,8 +39,7 @@ MISSING = object()
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(Struct, frozen=True):
     """A name that a kernel reaches, with the value that was held against the text."""
 
     namespace: Mapping[str, Any]
@@ -150,7 +150,7 @@ class Walk:
 
     def _visit_class(self, found: type, name: str) -> None:
         for base in found.__mro__:
-            if not self._is_followed(imported_name(base.__module__), name, "class"):
+            if base in Struct.__mro__ or not self._is_followed(imported_name(base.__module__), name, "class"):
                 continue
             if "<" in base.__qualname__:
                 self._refuse(name, f"class {base.__qualname__} is made by a function, which has no name to key it by")

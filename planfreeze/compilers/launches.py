@@ -6,8 +6,9 @@ kernel, once and always, with its arguments as they came, and with a block and s
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NoReturn
+
+from msgspec import Struct
 
 from planfreeze.errors import UnfreezableKernel
 from planfreeze.family import LaunchInfo
@@ -24,8 +25,7 @@ CONFIGURATION = re.escape("!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, pt
 CONSTANT = re.compile(rf"({VALUE}) = arith\.constant (-?\d+|true|false)\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """The host function of a module.
 
     Parameters

@@ -2,7 +2,8 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 __all__ = ["Use", "uses_of"]
 
@@ -11,8 +12,7 @@ Scoped = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """A name that a function does not bind, with the attributes that are read from it in a row."""
 
     names: tuple[str, ...]

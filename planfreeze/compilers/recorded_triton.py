@@ -9,12 +9,12 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import triton
+from msgspec import Struct
 from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
@@ -141,8 +141,7 @@ def strip_paths(kernel: str, value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class HostModule:
+class HostModule(Struct, frozen=True):
     """A C module that Triton would build at its first launch."""
 
     name: str

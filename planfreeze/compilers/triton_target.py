@@ -1,15 +1,13 @@
 """The device that Triton takes to be the current one while it compiles for a target: there is none to ask."""
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 __all__ = ["make_current"]
 
 
-@dataclass(frozen=True, slots=True)
-class TargetDriver:
+class TargetDriver(Struct, frozen=True):
     """What kernels that branch on their target ask; of a driver's other functions a compile needs none."""
 
     target: GPUTarget

@@ -2,8 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, cast
+
+from msgspec import field
+from msgspec.structs import replace
 
 from planfreeze.constants import freeze_constant, spell_field
 from planfreeze.declared.parameters import Integer, Parameter, Tensor
@@ -21,8 +23,7 @@ MAX_SELECTED = 4096
 GridRule = Callable[..., Sequence[int] | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredFamily(Family):
+class DeclaredFamily(Family, frozen=True, kw_only=True):
     """A family that knows all its payloads, and which of them a call takes.
 
     Parameters
@@ -49,9 +50,9 @@ class DeclaredFamily(Family):
     settings: Mapping[str, tuple[Field, ...]]
     configurations: tuple[Mapping[str, Field], ...]
     computed: Mapping[str, Derived]
-    by_name: Mapping[str, Parameter] = field(repr=False)
-    known: frozenset[str] = field(repr=False)
-    selected: dict[tuple[str, ...], Payload] = field(repr=False, compare=False, default_factory=dict)
+    by_name: Mapping[str, Parameter]
+    known: frozenset[str]
+    selected: dict[tuple[str, ...], Payload] = field(default_factory=dict)
 
     def payloads(self) -> tuple[Payload, ...]:
         """Return the payload of every variant that a call can take.

@@ -2,8 +2,9 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
+
+from msgspec import Struct
 
 from planfreeze.declared.specialization import (
     ONE,
@@ -28,8 +29,7 @@ DTYPE_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class Tensor(Struct, frozen=True, kw_only=True):
     """A tensor, told apart by its element type and by whether its address is a multiple of 16."""
 
     name: str
@@ -89,8 +89,7 @@ class Tensor:
         return (None,) if chosen == NONE else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Integer:
+class Integer(Struct, frozen=True, kw_only=True):
     """An integer within a range, told apart as Triton's binder does."""
 
     name: str
@@ -150,8 +149,7 @@ class Integer:
         return (1,) if chosen == ONE else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Real:
+class Real(Struct, frozen=True, kw_only=True):
     """A floating-point number. Its value is never told apart."""
 
     name: str
@@ -181,8 +179,7 @@ class Real:
         return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
+class Flag(Struct, frozen=True, kw_only=True):
     """A truth value. Its value is never told apart."""
 
     name: str

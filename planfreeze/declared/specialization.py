@@ -5,8 +5,9 @@ The same rules hold for Triton 3.6 to 3.9; a test compares them with both binder
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from planfreeze.dtypes import INTEGER_LIMITS
 
@@ -34,8 +35,7 @@ TYPES_BY_VALUE = (
 ONE, BY_16 = "one", "-by-16"
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerClass:
+class IntegerClass(Struct, frozen=True):
     """One class of integer values that share a variant.
 
     Parameters

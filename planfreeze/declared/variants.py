@@ -4,7 +4,8 @@ import itertools
 import keyword
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.constants import CONSTEXPR, DTYPE, OBJECT, freeze_constant, spell_constant, thaw_constant
 from planfreeze.declared.parameters import Integer
@@ -31,8 +32,7 @@ MAX_VALUES = 2**20
 Choice = Mapping[str, Field]
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
+class Derived(Struct, frozen=True):
     """A constant that a caller computes from one integer argument."""
 
     argument: str
@@ -48,8 +48,7 @@ def derived(argument: str, function: Callable[[int], object]) -> Derived:
     return Derived(argument, function)
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Struct, frozen=True):
     """What varies by itself: an argument with what is derived from it, a constant, an option, or the configurations."""
 
     name: str

@@ -1,9 +1,10 @@
 """Diagnoses: whether frozen serving would work here, what a guard watches here, what still needs a compiler."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from planfreeze.cache.readable import open_readable
 from planfreeze.doctor.knobs import find_differing, find_hindering
@@ -24,8 +25,7 @@ __all__ = ["Diagnosis", "Finding", "diagnose"]
 LACKING = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """Something worth knowing.
 
     Parameters
@@ -46,8 +46,7 @@ class Finding:
     exit_code: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """What was found here.
 
     Parameters

@@ -1,15 +1,15 @@
 """Knobs: environment variables by which compilers make other code, compile again, or do not compile at all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from planfreeze.key import COMPILE_ENVIRONMENT
 
 __all__ = ["Setting", "find_differing", "find_hindering"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """A variable of the environment with what follows from it.
 
     Parameters

@@ -3,9 +3,10 @@
 import ctypes
 import platform
 import shutil
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from msgspec import Struct
 
 __all__ = ["Gpu", "Machine", "find_machine"]
 
@@ -24,16 +25,14 @@ DRIVER_VERSION_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/n
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """A device the driver shows to this process."""
 
     name: str
     capability: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """What there is to serve with.
 
     Parameters

@@ -1,8 +1,9 @@
 """Reports of diagnoses: as text for people and as JSON for programs."""
 
 import sys
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from planfreeze.doctor.diagnosis import Diagnosis, Finding
 from planfreeze.reports import print_table

@@ -3,6 +3,7 @@
 from planfreeze.errors.base import PlanfreezeError
 
 __all__ = [
+    "DecoratedPayload",
     "DuplicateFamily",
     "InvalidCapacity",
     "InvalidInlineLimit",
@@ -34,6 +35,22 @@ class InvalidPayload(PlanfreezeError):
         return (
             f"payload of {self.family}: {self.reason}. A payload names a program by geometry and flags alone. "
             f"Correct the payload, or see what is planned: planfreeze plan --family FAMILY, or --model MODEL"
+        )
+
+
+class DecoratedPayload(PlanfreezeError):
+    """A class of payloads is decorated as a dataclass."""
+
+    exit_code = 2
+
+    def __init__(self, payload: str, name: str) -> None:
+        super().__init__(payload, name)
+        self.payload, self.name = payload, name
+
+    def __str__(self) -> str:
+        return (
+            f"{self.payload} is decorated as a dataclass. Its base makes it frozen, with fields given by name, "
+            f"and a dataclass would make them anew. Write it without the decorator: class {self.name}(Payload):"
         )
 
 

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from planfreeze.settings import Mode
 
@@ -52,8 +54,7 @@ INNER_PACKAGES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     """One entry to a compiler.
 
     Parameters
@@ -83,7 +84,7 @@ class Attempt:
     def __post_init__(self) -> None:
         if self.facts and not self.signature:
             spelled = ", ".join(f"{name}: {value}" if name else value for name, value in self.facts)
-            object.__setattr__(self, "signature", spelled)
+            force_setattr(self, "signature", spelled)
 
     def __str__(self) -> str:
         return f"{self.road} was asked to {self.action} {self.kernel}({self.signature}) at {self.location}"

@@ -2,8 +2,9 @@
 
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.errors import GuardLogFailed
 from planfreeze.guard.attempts import PARTICIPLES, Attempt
@@ -12,8 +13,7 @@ from planfreeze.shared_logs import append_lines, read_lines
 __all__ = ["LoggedAttempt", "pass_on", "read_log", "write_log"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedAttempt:
+class LoggedAttempt(Struct, frozen=True, kw_only=True):
     """An attempt, and the process and thread that made it."""
 
     pid: int

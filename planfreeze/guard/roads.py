@@ -1,8 +1,9 @@
 """Roads: the ways to one compiler, each described in a file of its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
+
+from msgspec import Struct
 
 from planfreeze.errors import UnwatchableRoad
 from planfreeze.guard.attempts import Describe, Release, Report
@@ -11,8 +12,7 @@ from planfreeze.guard.gates import install_gate
 __all__ = ["Door", "Road", "watch_doors"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Door(Struct, frozen=True, kw_only=True):
     """A function that calls to the compiler pass through.
 
     Parameters
@@ -34,8 +34,7 @@ class Door:
     is_covering: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Road:
+class Road(Struct, frozen=True, kw_only=True):
     """One kind of compiling.
 
     Parameters

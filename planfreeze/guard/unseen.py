@@ -1,12 +1,11 @@
 """What no guard can see: roads to a compiler that Python code cannot stand in front of, and why."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 __all__ = ["UNSEEN", "Unseen"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unseen:
+class Unseen(Struct, frozen=True, kw_only=True):
     """A way to compile that goes unnoticed.
 
     Parameters

@@ -3,11 +3,12 @@
 import json
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from planfreeze.entry_points import MODELS, find_entry_point, list_entry_points
 from planfreeze.errors import BrokenEntryPoint, MalformedModelFile, UnknownModel

@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from planfreeze.budgets import BUDGETS, Budget, is_budget_table, read_budgets
 from planfreeze.errors import (
@@ -28,8 +29,7 @@ MAX_COUNT = 2**31 - 1
 DEFAULT_CAPACITIES = (8, 64, 128, 512, 1536, 2048, 4096)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Struct, frozen=True, kw_only=True):
     """Geometry of a model's mixture-of-experts layers, whole (before sharding).
 
     Parameters

@@ -1,8 +1,10 @@
 """What a plan is asked for besides its model, architecture and ranks; fixed when the plan is declared."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from planfreeze.errors import InvalidCapacity, InvalidInlineLimit, UnknownArm, UnknownIdType
 from planfreeze.models.model import ID_TYPES, MAX_COUNT, IdType, Model
@@ -14,8 +16,7 @@ Arm = Literal["inline", "expand", "native"]
 ARMS: tuple[Arm, ...] = ("inline", "expand", "native")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Struct, frozen=True, kw_only=True):
     """Options of one plan.
 
     Parameters
@@ -60,11 +61,11 @@ class PlanOptions:
         if self.inline_limit is not None and (type(self.inline_limit) is not int or self.inline_limit < 0):
             raise InvalidInlineLimit(self.inline_limit)
         if self.capacities is not None:
-            object.__setattr__(self, "capacities", merge_capacities(self.capacities))
+            force_setattr(self, "capacities", merge_capacities(self.capacities))
         if self.arms is not None:
-            object.__setattr__(self, "arms", merge_arms(self.arms))
+            force_setattr(self, "arms", merge_arms(self.arms))
         if self.id_types is not None:
-            object.__setattr__(self, "id_types", merge_id_types(self.id_types))
+            force_setattr(self, "id_types", merge_id_types(self.id_types))
 
     def to_arguments(self) -> tuple[str, ...]:
         """Return what differs from the defaults as arguments of the command line."""

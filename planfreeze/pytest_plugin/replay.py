@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from planfreeze.cache.readable import open_readable
 from planfreeze.errors import PlanfreezeError
@@ -26,8 +27,7 @@ __all__ = ["ReplayRun", "Verdict", "judge"]
 REPORT = "planfreeze_uses"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class Replayed(Struct, frozen=True, kw_only=True):
     """A frozen plan of a replay with its programs."""
 
     plan: FrozenPlan
@@ -39,8 +39,7 @@ class Replayed:
         return tuple(program_name(program.payload) for program in self.programs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """What a replay found: lines that state it, and a reason for each way in which it failed."""
 
     states: tuple[str, ...]

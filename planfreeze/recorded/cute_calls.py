@@ -6,10 +6,11 @@ A call is what ``cute.compile(function, ...)`` compiles or ``function(...)`` com
 import functools
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.constants import find_object
 from planfreeze.errors import UnnameableConstant, Unrecordable
@@ -72,8 +73,7 @@ REFUSED_OPTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundCall:
+class BoundCall(Struct, frozen=True, kw_only=True):
     """A call with its arguments by parameter.
 
     Parameters

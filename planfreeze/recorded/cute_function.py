@@ -1,7 +1,6 @@
 """Recorded CuTe DSL functions: all that the DSL traced and compiled one from, and nothing of a launch."""
 
 import sys
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from planfreeze.family import Definition, RecordedSource, family
@@ -18,7 +17,6 @@ __all__ = ["CuteFunctionPayload", "captured_values", "cute_function", "function_
 TOOLCHAIN_PACKAGES = frozenset({"cuda", "cutlass"}) | sys.stdlib_module_names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CuteFunctionPayload(Payload):
     """One variant of a ``@cute.jit`` host function with the kernels it launches.
 

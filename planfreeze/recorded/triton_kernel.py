@@ -1,7 +1,6 @@
 """Recorded Triton kernels: all that Triton compiled one from, and nothing of a launch."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from planfreeze.constants import constant_modules, spell_constant
@@ -17,7 +16,6 @@ __all__ = ["FILE_OPTIONS", "TritonKernelPayload", "spell_parameters", "triton_ke
 FILE_OPTIONS = frozenset({"extern_libs", "ir_override"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TritonKernelPayload(Payload):
     """One specialisation of a ``@triton.jit`` function.
 

@@ -6,8 +6,9 @@ served, with an instance that was never traced; so a call is described as if thi
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.recorded.instances import instance_attributes
 
@@ -16,8 +17,7 @@ __all__ = ["TracedInstances"]
 ABSENT = object()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
+class Traces(Struct, frozen=True, kw_only=True):
     """An instance, kept so that its identity stays its own: its attributes before a trace, and what that one set."""
 
     instance: Any

@@ -8,10 +8,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.choices import Choice
 from planfreeze.constants import module_name
@@ -133,8 +134,7 @@ class Tally:
         return self.counters[identity]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorder:
+class Recorder(Struct, frozen=True, kw_only=True):
     """How launches of one compiler's programs are seen.
 
     Parameters

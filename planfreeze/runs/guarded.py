@@ -8,9 +8,10 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from planfreeze.errors import GuardLogFailed
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
@@ -29,8 +30,7 @@ COMPILER_REACHED = 5
 START_OPTIONS, VALUE_OPTIONS, PROGRAM_OPTIONS = "BEIOPSsb", "WX", "cm"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedAttempt:
+class CountedAttempt(Struct, frozen=True, kw_only=True):
     """An attempt to compile, with how often it was made and in which processes."""
 
     attempt: Attempt
@@ -38,8 +38,7 @@ class CountedAttempt:
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """What became of a command under the guard.
 
     Parameters

@@ -4,9 +4,10 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from msgspec import Struct
 
 from planfreeze.cache.readable import open_readable
 from planfreeze.errors import ServedLogFailed
@@ -18,8 +19,7 @@ from planfreeze.shared_logs import append_lines, read_lines
 __all__ = ["ServedPlan", "Server", "Service", "load_plan", "note_served", "open_service", "read_served"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedPlan:
+class ServedPlan(Struct, frozen=True, kw_only=True):
     """A frozen plan with all of its programs, proven by their digests.
 
     Parameters
@@ -33,8 +33,7 @@ class ServedPlan:
     log: Path | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class Server(Struct, frozen=True, kw_only=True):
     """How one compiler's runtime is made to take programs from a plan.
 
     Parameters
@@ -63,8 +62,7 @@ def load_plan(reference: str, store: Path, is_trusted: bool, log: Path | None) -
     return ServedPlan(plan=plan, programs=resolve_plan(plan, opened).check(), log=log)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class Service(Struct, frozen=True, kw_only=True):
     """A whole plan that a command can be served from.
 
     Parameters

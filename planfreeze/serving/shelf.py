@@ -8,9 +8,10 @@ import sysconfig
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from planfreeze.choices import Choice
 from planfreeze.errors import UnservablePlan
@@ -21,8 +22,7 @@ from planfreeze.serving.programs import ServedPlan
 __all__ = ["TritonProgram", "TritonShelf", "make_shelf", "restore_paths"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TritonProgram:
+class TritonProgram(Struct, frozen=True, kw_only=True):
     """A resolved program with what Triton keeps of it."""
 
     resolved: ResolvedProgram
@@ -31,8 +31,7 @@ class TritonProgram:
     parts: Mapping[str, Any]
 
 
-@dataclass(slots=True, kw_only=True)
-class TritonShelf:
+class TritonShelf(Struct, kw_only=True):
     """What a plan has for Triton, and the folder of this process that Triton reads it from."""
 
     served: ServedPlan

@@ -1,11 +1,9 @@
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer, scalar
 from planfreeze.payload import Payload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AddPayload(Payload):
     family_name: ClassVar[str] = "NAME_add"
     block: int
@@ -29,7 +27,6 @@ def add(payload, target):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyPayload(Payload):
     family_name: ClassVar[str] = "NAME_copy"
     mode: str = "plain"

@@ -1,6 +1,5 @@
 """Family ``launch_sum``: a kernel that does next to nothing, with few or with many arguments."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -17,7 +16,6 @@ SUM_SIZES = (5, 19)
 BLOCK = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchSumPayload(Payload):
     """A sum of tensors.
 
@@ -39,7 +37,7 @@ class LaunchSumPayload(Payload):
     offset: int = 0
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         if self.arguments not in SUM_SIZES:
             raise InvalidPayload(self.family_name, f"arguments = {self.arguments} is none of {SUM_SIZES}")
 

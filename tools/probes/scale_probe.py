@@ -6,7 +6,6 @@ from inline storage. ``expectations`` computes both from the native plane alone.
 than asynchronous copies, so both run wherever planfreeze compiles for.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -30,7 +29,6 @@ COPIERS = TILE_BLOCK_BYTES // 16
 PLANE_ITEMS = TILE_COLUMNS * TILE_ROWS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScaleWordsPayload(Payload):
     """Words of every tile, rebuilt per thread.
 
@@ -56,14 +54,13 @@ class ScaleWordsPayload(Payload):
     copy_thread: int
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         ScaleGeometry(rows=self.rows, columns=self.columns, group_rows=self.group_rows)
         last = WORDS_THREADS - COPIERS
         if not 0 <= self.copy_thread <= last:
             raise InvalidPayload(self.family_name, f"copy_thread = {self.copy_thread} is not in 0..{last}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScalePlanesPayload(Payload):
     """fp32 planes of every stage, rebuilt per warp.
 
@@ -89,7 +86,7 @@ class ScalePlanesPayload(Payload):
     is_inline: bool
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         geometry = ScaleGeometry(rows=self.rows, columns=self.columns, group_rows=self.group_rows)
         if geometry.groups > 2 or (geometry.groups == 1 and self.rows % (2 * TILE_ROWS)):
             raise InvalidPayload(

@@ -1,6 +1,5 @@
 """Family ``shared_probe``: a block that passes values through the end of its dynamic shared memory, of any size."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from planfreeze.errors import InvalidPayload
@@ -15,7 +14,6 @@ ITEMS = 4 * THREADS
 """Values of a call: four per thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedProbePayload(Payload):
     """The probe with an amount of shared memory.
 
@@ -34,7 +32,7 @@ class SharedProbePayload(Payload):
     shared_bytes: int
 
     def __post_init__(self) -> None:
-        Payload.__post_init__(self)
+        super().__post_init__()
         if self.shared_bytes < 4 * ITEMS or self.shared_bytes % 16:
             raise InvalidPayload(self.family_name, f"shared_bytes = {self.shared_bytes} is not a multiple of 16 >= 512")
 
