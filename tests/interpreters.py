@@ -6,18 +6,17 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from .toys import Toys
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True)
-class Interpreter:
+class Interpreter(Struct, frozen=True):
     """Fresh interpreters that see ``folders`` first, a private home, and nothing of this process's environment."""
 
     home: Path

@@ -1,10 +1,10 @@
 """Budgets that plans declare: where they come from, what a build does when a program exceeds one."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from planfreeze import builds

@@ -4,10 +4,11 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from planfreeze import comparison, disassembly, keyed, slots
@@ -32,8 +33,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-@dataclass(frozen=True)
-class Workshop:
+class Workshop(Struct, frozen=True):
     """Builds by a compiler that compiles nothing, of whatever version it is said to be."""
 
     folder: Path

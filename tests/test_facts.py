@@ -2,9 +2,9 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.pack import Pack
 from planfreeze.cache.store import Store

@@ -1,8 +1,7 @@
 """Finding plans: by name, by root digest, pinned, and refused with what is there."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.store import Store
 from planfreeze.errors import DamagedEntry, DamagedPlan, EmptyPlan, InvalidPlanReference, PlanMissing, UntrustedStore

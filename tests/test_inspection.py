@@ -1,8 +1,7 @@
 """Inspection: a cubin must be the one kernel its definition and launch facts describe."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import InvalidCubin, UnexpectedCubin, WrongArch
 from planfreeze.family import LaunchInfo, pointer, scalar

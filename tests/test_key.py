@@ -4,10 +4,10 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze import key as keys
 from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family_of, pointer, scalar

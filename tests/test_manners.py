@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import typer
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from planfreeze.builds import BuildReport

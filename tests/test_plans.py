@@ -1,10 +1,10 @@
 """Plans and frozen plans: names, canonical bytes, one root digest over all."""
 
 import hashlib
-from dataclasses import replace
 
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import DamagedPlan, PlanTooNew
 from planfreeze.frozen_plans import PLAN_FORMAT, FrozenPlan, PlanEntry, PlanFamily, freeze_families

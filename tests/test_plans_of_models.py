@@ -1,8 +1,7 @@
 """Plans of models: they list what the enumerator of a model lists."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import InvalidModel
 from planfreeze.models import PlanOptions, load_model

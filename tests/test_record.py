@@ -1,9 +1,8 @@
 """Records: canonical bytes that decode to what was encoded, or are refused."""
 
-from dataclasses import fields, replace
-
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import DamagedRecord
 from planfreeze.family import LaunchInfo
@@ -63,7 +62,7 @@ def test_record_without_a_carveout_comes_back():
     assert ProgramRecord.decode(record.encode()) == record
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(ProgramRecord)])
+@pytest.mark.parametrize("name", ProgramRecord.__struct_fields__)
 def test_every_field_is_in_the_encoding(name):
     value = getattr(RECORD, name)
     changed = {

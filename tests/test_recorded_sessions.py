@@ -2,11 +2,11 @@
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from planfreeze.errors import CompilationForbidden
 from planfreeze.family import LaunchInfo

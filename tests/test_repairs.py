@@ -1,8 +1,7 @@
 """Repairing a store: what a plan lacks is built again, by kernels and compilers that are those of the plan."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.digest import digest_of

@@ -1,9 +1,9 @@
 """Resolving: a frozen plan's programs are proven, or every one that is missing or damaged is listed."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from planfreeze.errors import CapacityExceeded, UnavailableArm
@@ -71,7 +72,7 @@ def test_a_step_that_no_capacity_holds_is_refused(options: list[str]) -> None:
 
 
 def test_an_arm_that_a_model_does_not_have_is_refused() -> None:
-    whole_tiles = dataclasses.replace(TINY, intermediate=256)
+    whole_tiles = replace(TINY, intermediate=256)
     with pytest.raises(UnavailableArm):
         plan_for(whole_tiles, "inline")
     assert [plan.arm for plan in work.plan_arms(whole_tiles, tp=1, arch="sm_90a", arms="all")] == ["expand", "native"]

@@ -1,11 +1,11 @@
 """Targets: programs of one kernel for several, devices, drivers and limits of shared memory that are not theirs."""
 
 import importlib
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze import target as targets
 from planfreeze.builds import build_plans

@@ -4,10 +4,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze import progress
 from planfreeze.cache.digest import digest_of

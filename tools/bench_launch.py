@@ -12,10 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -35,8 +36,7 @@ STARTS = 5
 DISTRIBUTIONS = ("torch", "triton", "cuda-core", "cuda-bindings", "apache-tvm-ffi")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     """Milliseconds of a fresh process: from its start, and from when torch and its context were there."""
 
     whole_ms: float

@@ -12,12 +12,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from checkpoint_defects import DEFECTS, choose_tensor, spoil_checkpoint
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from progress_bars import show_progress
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -50,8 +51,7 @@ ROW_BASES = (112, 123)
 EXCEPTION_STEPS = (-2, -1, 2, 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(Struct, frozen=True, kw_only=True):
     """What a checkpoint holds.
 
     Parameters
@@ -81,8 +81,7 @@ class Recipe:
     is_typed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorMaker:
+class TensorMaker(Struct, frozen=True, kw_only=True):
     """A tensor that is made when it is written."""
 
     name: str
@@ -209,7 +208,7 @@ def make_generator(recipe: Recipe, layer: int, expert: int, matrix: str, kind: s
 
 def describe_model(model: Model) -> str:
     """Write a model as a file that ``--model`` takes; what programs may take of a GPU is nothing of a checkpoint."""
-    stated = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "budgets"}
+    stated = {name: value for name, value in asdict(model).items() if name != "budgets"}
     # What JSON writes of text, numbers, switches and lists is TOML as well.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in stated.items() if value is not None)
 

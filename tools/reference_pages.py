@@ -10,11 +10,12 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec import NODEFAULT, StructMeta
+from msgspec.structs import fields
 from typer.cli import get_docs_for_click
 
 from planfreeze import errors, guard, settings
@@ -61,8 +62,8 @@ def unindent(text: str) -> str:
 def settings_page() -> str:
     """Return the page of environment variables, once each."""
     rows: dict[str, tuple[str, str, str]] = {}
-    for found in filter(is_dataclass, vars(settings).values()):
-        defaults = {field.name: field for field in fields(found)}
+    for found in (value for value in vars(settings).values() if isinstance(value, StructMeta)):
+        defaults = {field.name: field.default for field in fields(found)}
         for name, variable, meaning in SETTING.findall(inspect.getdoc(found) or ""):
             rows.setdefault(variable, (f"`{variable}`", default_of(defaults[name]), plain(meaning)))
     return page(
@@ -73,11 +74,11 @@ def settings_page() -> str:
     )
 
 
-def default_of(field: Field[object]) -> str:
+def default_of(default: object) -> str:
     """Return how the default of a setting is spelled in the environment."""
-    if field.default in (MISSING, None, (), frozenset()):
+    if default in (NODEFAULT, None, (), frozenset()):
         return "not set"
-    return f"`{int(field.default)}`" if isinstance(field.default, int) else f"`{field.default}`"
+    return f"`{int(default)}`" if isinstance(default, int) else f"`{default}`"
 
 
 def errors_page() -> str:

@@ -9,9 +9,10 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.cache.store import Store
 from planfreeze.occupancy import count_blocks
@@ -29,8 +30,7 @@ memory: nothing is spilled.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class Resources(Struct, frozen=True, kw_only=True):
     """What one program takes.
 
     Parameters

@@ -7,10 +7,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 __all__ = ["Row", "describe_host", "has_missed", "make_row", "run_rounds", "spread", "time_calls", "write_rows"]
 
@@ -18,8 +20,7 @@ Figure = TypeVar("Figure")
 Spread = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """A figure against another that was taken in the same rounds.
 
     Parameters

@@ -17,11 +17,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from stress_crew import Crew, fork
 from stub_compiler import stub_worker
 
@@ -48,8 +48,7 @@ COMPILE_S = 0.02  # the longest that a compile is made to take
 YEARS_S = 10 * 365 * 86_400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stress:
+class Stress(Struct, frozen=True, kw_only=True):
     """What all processes of a run share: the store, a journal outside of it, and the number of the newest plan.
 
     The number has no lock, which a killed process could keep.

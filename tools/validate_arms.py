@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 import planfreeze
@@ -33,8 +33,7 @@ TOKENS = (1, 3, 8)
 POISON = 0xFF
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arms:
+class Arms(Struct, frozen=True, kw_only=True):
     """A frozen session and the plan of each arm that it holds the programs of; made by :func:`open_arms`."""
 
     session: Session

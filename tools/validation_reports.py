@@ -1,9 +1,11 @@
 """What the validation of a checkpoint found: values, and how they are shown."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from planfreeze.errors import PlanfreezeError
 from planfreeze.models import Model
@@ -14,8 +16,7 @@ __all__ = ["LayerReport", "ProjectionReport", "report_json", "report_table"]
 MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectionReport:
+class ProjectionReport(Struct, frozen=True, kw_only=True):
     """Scales of one projection of a layer, as one rank holds them.
 
     Parameters
@@ -41,8 +42,7 @@ class ProjectionReport:
     batch_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerReport:
+class LayerReport(Struct, frozen=True, kw_only=True):
     """One layer on one rank: its projections and the tokens of equal calls of both arms, or what stopped it."""
 
     layer: int

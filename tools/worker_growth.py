@@ -40,7 +40,6 @@ class fill:
 """,
 }
 FAMILY = """
-from dataclasses import dataclass
 from typing import ClassVar
 from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer
 from planfreeze.payload import Payload

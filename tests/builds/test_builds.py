@@ -6,9 +6,9 @@ import json
 import shutil
 import subprocess
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.store import Store
 from planfreeze.elf import read_cubin

@@ -1,8 +1,7 @@
 """Builds over damage: what is damaged, missing or another program's is compiled again."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.digest import digest_of
 

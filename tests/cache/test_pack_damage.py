@@ -3,10 +3,10 @@
 import hashlib
 import os
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.pack import Pack

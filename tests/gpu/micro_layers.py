@@ -1,6 +1,5 @@
 """Layers of direct routes under test: their plans and inputs, and how results are compared."""
 
-import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from planfreeze.kernels.moe.op import MoELayer
@@ -20,7 +20,7 @@ from ..layer_calls import random_call
 ROOT = Path(__file__).parents[2]
 PLAN, ARCH, TP = "ds41-tp4-sm_90a", "sm_90a", 4
 # No direct-route program knows the number of experts: eight of them take the programs of all 384.
-MODEL = dataclasses.replace(load_model("ds41"), experts=8)
+MODEL = replace(load_model("ds41"), experts=8)
 ARMS: tuple[Arm, ...] = ("inline", "native")
 DTYPES = (torch.int32, torch.int64)
 LIVE_TOKENS = (1, 3, 5, 8)
@@ -41,7 +41,7 @@ example = load_example()
 
 def plan(arm: Arm, *, capacities: tuple[int, ...] = (8,), **changes: Any) -> MoEPlan:
     options = PlanOptions(inline_limit=1536, capacities=capacities, arms=(arm,))
-    return declare(dataclasses.replace(MODEL, **changes), tp=TP, target=target(ARCH), options=options)
+    return declare(replace(MODEL, **changes), tp=TP, target=target(ARCH), options=options)
 
 
 def inputs(tokens: int, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tensor, Tensor]:

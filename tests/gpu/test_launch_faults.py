@@ -7,10 +7,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import planfreeze
 from planfreeze.errors import LaunchFailed, SessionState

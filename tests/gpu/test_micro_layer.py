@@ -3,7 +3,6 @@
 It needs the plan ds41-tp4-sm_90a with all arms.
 """
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 import planfreeze
@@ -61,9 +61,7 @@ def experts(weights: Any) -> dict[Arm, PreparedExperts]:
     factors = {
         name: 0.5 + torch.rand(MODEL.experts, generator=generator, device="cuda") for name in ("alpha1", "alpha2")
     }
-    return {
-        arm: dataclasses.replace(example.prepare(weights, ARCH, is_inline=arm == "inline"), **factors) for arm in ARMS
-    }
+    return {arm: replace(example.prepare(weights, ARCH, is_inline=arm == "inline"), **factors) for arm in ARMS}
 
 
 @pytest.fixture(scope="module")

@@ -168,9 +168,8 @@ def test_a_replay_on_the_device_loads_every_program() -> None:
 
 @pytest.mark.parametrize("flag", ["is_cooperative", "is_programmatic"])
 def test_launch_attributes_reach_the_driver(session: Session, flag: str) -> None:
-    from dataclasses import replace
-
     import torch
+    from msgspec.structs import replace
 
     program = session.program(PAYLOAD)
     program.launch_info = replace(program.launch_info, **{flag: True})

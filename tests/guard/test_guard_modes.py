@@ -6,10 +6,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import CompilationForbidden, PlanfreezeError, UnknownMode, UnknownRoad
 from planfreeze.guard import Attempt, Guard, installed_roads, no_compilation, prove, road_names, self_test

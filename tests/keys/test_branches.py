@@ -4,10 +4,10 @@ import json
 import random
 import string
 import textwrap
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.key import differing_labels
 from planfreeze.keyed import key_plan

@@ -5,12 +5,12 @@ import enum
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.constants import freeze_constant
 from planfreeze.errors import UnnameableConstant

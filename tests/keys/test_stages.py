@@ -2,9 +2,10 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.resolve import resolve_plan

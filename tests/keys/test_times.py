@@ -4,11 +4,11 @@ import os
 import shutil
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.store import Store
 from planfreeze.resolve import PlanReference, check_kernels, find_plan, resolve_plan

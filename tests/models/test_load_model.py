@@ -3,10 +3,10 @@
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import (
     InvalidModelField,

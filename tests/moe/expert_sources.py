@@ -1,9 +1,10 @@
 """Weights in their source formats, and what is expected of experts that are prepared from them."""
 
-import dataclasses
 from typing import Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from planfreeze.kernels.moe.experts import PreparedExperts, prepare_experts
@@ -22,8 +23,7 @@ ARMS: dict[str, dict[str, Any]] = {
 FORMS = {"native": Tensor, "inline": InlineScales, "expand": CsfBatch}
 
 
-@dataclasses.dataclass(frozen=True)
-class Sources:
+class Sources(Struct, frozen=True):
     """Logical tensors of a layer, up rows first."""
 
     w13: Tensor
@@ -34,7 +34,7 @@ class Sources:
     def gate_first(self) -> "Sources":
         """The same layer with the gate rows first."""
         half = self.w13.shape[1] // 2
-        return dataclasses.replace(
+        return replace(
             self, w13=self.w13.roll(half, 1).contiguous(), w13_scales=self.w13_scales.roll(half, 1).contiguous()
         )
 

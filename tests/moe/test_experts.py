@@ -1,6 +1,5 @@
 """Weight preparation: planes, the form of the scales, factors, what is refused, memory, and the speed on a device."""
 
-import dataclasses
 import gc
 import statistics
 import time
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict, replace
 from torch import Tensor
 
 from planfreeze.errors import InvalidExperts, NanScale, UndecodedScales, UnknownArch, UnsupportedGeometry
@@ -87,7 +87,7 @@ def test_the_environment_is_not_asked(sources: Sources, monkeypatch: pytest.Monk
 
 def test_inline_experts_hold_nothing_else(sources: Sources) -> None:
     made = sources.prepare("inline")
-    held = [getattr(made, field.name) for field in dataclasses.fields(made)]
+    held = list(asdict(made).values())
     assert not any(isinstance(value, CsfBatch) for value in held)
     storage = made.w13_scales.storage.nbytes + made.w2_scales.storage.nbytes
     codes = sources.w13.nbytes + sources.w2.nbytes
@@ -162,7 +162,7 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "change", "reason"), REFUSED)
 def test_a_tensor_that_does_not_fit_is_named(sources: Sources, name: str, change: Any, reason: str) -> None:
     with pytest.raises(InvalidExperts, match=reason):
-        dataclasses.replace(sources, **{name: change(getattr(sources, name))}).prepare("inline")
+        replace(sources, **{name: change(getattr(sources, name))}).prepare("inline")
 
 
 @pytest.mark.parametrize("name", ["alpha1", "alpha2", "input_scale", "down_scale"])
@@ -201,9 +201,9 @@ def test_a_nan_is_located(sources: Sources, name: str, expert: int, row: int, co
     scales[expert, row, column] = 255
     scales[2, 255, 5] = 255
     with pytest.raises(NanScale, match=f"{name}: the scale at expert {expert}, row {row}, column {column} is 255"):
-        dataclasses.replace(sources, **{name: scales}).prepare(arm)
+        replace(sources, **{name: scales}).prepare(arm)
     scales[scales == 255] = 254
-    made = dataclasses.replace(sources, **{name: scales}).prepare(arm)
+    made = replace(sources, **{name: scales}).prepare(arm)
     assert max(int(plane.max()) for plane in native_planes(made)) == 247
 
 
@@ -217,15 +217,14 @@ def test_small_steps_give_the_same_experts(sources: Sources, monkeypatch: pytest
 def tensors_of(made: PreparedExperts) -> dict[str, Tensor]:
     """Every tensor of prepared experts."""
     found: dict[str, Tensor] = {}
-    for field in dataclasses.fields(made):
-        value = getattr(made, field.name)
+    for name, value in asdict(made).items():
         if isinstance(value, InlineScales):
-            found[field.name] = value.storage
+            found[name] = value.storage
         elif isinstance(value, CsfBatch):
             parts = ("bases", "selectors", "exceptions", "task_offsets")
-            found |= {f"{field.name}.{part}": getattr(value, part) for part in parts}
+            found |= {f"{name}.{part}": getattr(value, part) for part in parts}
         elif isinstance(value, Tensor):
-            found[field.name] = value
+            found[name] = value
     return found
 
 

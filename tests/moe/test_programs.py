@@ -1,11 +1,11 @@
 """The payloads of ds41 on four ranks, as literal lists, and what they depend on."""
 
-import dataclasses
 import itertools
 import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import InvalidGeometry, UnavailableArm
 from planfreeze.kernels.moe.micro_act import MicroActPayload
@@ -163,7 +163,7 @@ def test_one_id_type_asks_for_one_of_each_kernel_that_reads_ids(id_type: str, in
 
 
 def test_the_activation_of_the_model_reaches_its_kernels_alone() -> None:
-    limited = dataclasses.replace(DS41, activation_limit=7.0, fast_math=True)
+    limited = replace(DS41, activation_limit=7.0, fast_math=True)
     changed: dict[Payload, Payload] = {
         act: MicroActPayload(hidden=5120, intermediate=576, id_bits=act.id_bits, limit="7.0", fast_math=True)
         for act in ACT
@@ -195,7 +195,7 @@ def test_no_payload_is_listed_twice() -> None:
 
 
 def test_what_names_no_geometry_changes_no_payload() -> None:
-    renamed = dataclasses.replace(
+    renamed = replace(
         DS41, name="other", default_arch="sm_90a", default_tp=9, programs="some:where", capacities=(8, 64, 4096)
     )
     assert programs(renamed, 4, arch="sm_120a") == programs(DS41, 4, arch="sm_120a")

@@ -1,8 +1,7 @@
 """The payloads of whole models other than ds41 on four ranks, as literal lists."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
 from planfreeze.kernels.moe.micro_act import MicroActPayload
@@ -31,7 +30,7 @@ from .payloads import CONFIGS, DS41, programs
 def test_compact_geometries_have_sixteen_programs_on_sm_120a(
     hidden: int, columns: int, experts: int, top_k: int, scales: tuple[tuple[int, int, int], ...]
 ) -> None:
-    model = dataclasses.replace(DS41, hidden=hidden, intermediate=columns, experts=experts, top_k=top_k)
+    model = replace(DS41, hidden=hidden, intermediate=columns, experts=experts, top_k=top_k)
     listed = programs(model, 1, arch="sm_120a")
     assert sorted(payload.family_name for payload in listed) == sorted(
         payload.family_name for payload in programs(DS41, 4, arch="sm_120a")
@@ -48,7 +47,7 @@ def test_compact_geometries_have_sixteen_programs_on_sm_120a(
 
 
 def test_a_small_geometry_of_whole_row_tiles_has_ten_programs() -> None:
-    model = dataclasses.replace(DS41, hidden=512, intermediate=256, experts=8, top_k=2)
+    model = replace(DS41, hidden=512, intermediate=256, experts=8, top_k=2)
     listed = programs(model, 1, arch="sm_120a", arms="expand")
     assert [payload.family_name for payload in listed] == [
         "act_quant",

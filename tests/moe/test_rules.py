@@ -1,8 +1,7 @@
 """Sharding, backends, arms and scale modes."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.errors import (
     InvalidGeometry,
@@ -31,7 +30,7 @@ from planfreeze.models import Arm, Model, PlanOptions, load_model
 
 DS41 = load_model("ds41")
 KIMI = load_model("kimi_k3")
-UNCOMPRESSED = dataclasses.replace(DS41, name="uncompressed", weight_format="mxfp4")
+UNCOMPRESSED = replace(DS41, name="uncompressed", weight_format="mxfp4")
 
 
 def options(*, limit: int | None = 1536, is_on: bool = True, arms: tuple[Arm, ...] | None = None) -> PlanOptions:
@@ -101,12 +100,12 @@ def test_the_ranks_an_error_lists_are_those_that_work(model: Model) -> None:
 
 def test_a_model_that_no_number_of_ranks_suits_says_so() -> None:
     with pytest.raises(UntiledShards, match="No tensor-parallel size works"):
-        shard(dataclasses.replace(DS41, intermediate=100), 1)
+        shard(replace(DS41, intermediate=100), 1)
 
 
 def test_the_working_ranks_of_a_huge_model_are_found_quickly() -> None:
     with pytest.raises(UnevenShards) as caught:
-        shard(dataclasses.replace(DS41, intermediate=2**30), 3)
+        shard(replace(DS41, intermediate=2**30), 3)
     assert caught.value.working == tuple(2**i for i in range(25))
 
 
@@ -116,7 +115,7 @@ def test_the_working_ranks_of_a_huge_model_are_found_quickly() -> None:
 )
 def test_sizes_that_sharding_does_not_change_are_refused(change: dict[str, int], reason: str) -> None:
     with pytest.raises(UntiledModel, match=f"ds41: {reason} is not"):
-        shard(dataclasses.replace(DS41, **change), 4)  # type: ignore[arg-type]
+        shard(replace(DS41, **change), 4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -270,5 +269,5 @@ def test_a_capacity_whose_tasks_32_bits_do_not_count_has_no_kernels(arch: str, c
     [("sm_90a", 11_184_809, True), ("sm_90a", 11_184_811, False), ("sm_120a", 11_184_811, True)],
 )
 def test_the_parts_of_a_first_projection_are_counted_too(arch: str, row_tiles: int, has: bool) -> None:
-    sharded = shard(dataclasses.replace(DS41, intermediate=64 * row_tiles), 1)
+    sharded = shard(replace(DS41, intermediate=64 * row_tiles), 1)
     assert has_kernels(sharded, arch, 8) is has

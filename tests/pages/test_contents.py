@@ -2,10 +2,10 @@
 
 import json
 import shutil
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.pack import Pack
 from planfreeze.cache.store import Store

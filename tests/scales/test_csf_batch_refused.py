@@ -1,10 +1,10 @@
 """What is no CSF batch: changed bits, contradictions, other tensors, other planes."""
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from planfreeze.errors import InvalidScales, ScalesDiffer
@@ -27,7 +27,7 @@ def changed(batch: CsfBatch, name: str, change: Callable[[Tensor], object]) -> C
     part = getattr(batch, name)
     copy = part.view(torch.int32).clone() if part.dtype == torch.uint32 else part.clone()
     change(copy)
-    return dataclasses.replace(batch, **{name: copy.view(part.dtype)})
+    return replace(batch, **{name: copy.view(part.dtype)})
 
 
 def test_every_changed_bit_is_found(plane: Tensor) -> None:
@@ -104,7 +104,7 @@ def test_a_base_of_247_without_selectors_decodes() -> None:
 def test_other_tensors_are_no_batch(plane: Tensor, name: str, change: Callable[[Tensor], Tensor], reason: str) -> None:
     batch = encode(SMALL, plane)
     with pytest.raises(InvalidScales, match=reason):
-        dataclasses.replace(batch, **{name: change(getattr(batch, name))})
+        replace(batch, **{name: change(getattr(batch, name))})
 
 
 def test_other_planes_and_ranges_are_refused(plane: Tensor) -> None:

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import asdict
 
 from planfreeze.builds import build_plans
 from planfreeze.cache.store import Store

@@ -1,7 +1,8 @@
 """What is measured: a model's plan, and as many Triton programs as it has."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from planfreeze.models import PlanOptions, load_model
 from planfreeze.plans import Plan, make_plan
@@ -13,8 +14,7 @@ ARCH = "sm_90a"
 INLINE_LIMIT = 1536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """A model on the command line, and its plan.
 
     Parameters

@@ -1,9 +1,9 @@
 """Random layers and routes for checks and timings on a device."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.kernels.moe.weights import pack_w2, pack_w13
@@ -15,8 +15,7 @@ from planfreeze.kernels.scales.storage import InlineScales
 ARCH = "sm_90a"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class Sizes(Struct, frozen=True, kw_only=True):
     """Geometry of one rank's layer."""
 
     experts: int
@@ -25,8 +24,7 @@ class Sizes:
     top_k: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
+class Projection(Struct, frozen=True, kw_only=True):
     """One projection of a layer, in all forms its kernels read.
 
     Parameters

@@ -1,13 +1,14 @@
 """The product's arms: one layer, prepared in every form of scales, over the same packed weights."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from h200.layer import ARCH
 from moe_bench.inputs import Call, Inputs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from planfreeze.errors import UnplannedProgram
 from planfreeze.kernels.moe.checkpoints import LayerWeights
@@ -32,8 +33,7 @@ NOTES: dict[str, str] = {
 POISON = 0xFF
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ProductArm:
+class ProductArm(Struct, frozen=True, kw_only=True, eq=False):
     """One arm of the product, a candidate."""
 
     name: str

@@ -1,11 +1,11 @@
 """What every candidate is given: weights of one layer, activations and routes."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from h200.layer import Sizes, random_bytes, random_routes, serving_scales
+from msgspec import Struct
 from torch import Tensor
 
 from planfreeze.kernels.moe.checkpoints import LayerWeights, open_checkpoint, read_layer
@@ -15,8 +15,7 @@ from planfreeze.models import Model, load_model
 DEVICE = "cuda"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Inputs:
+class Inputs(Struct, frozen=True, kw_only=True, eq=False):
     """One call: ``(tokens, hidden)`` bf16, and ``(tokens, top_k)`` int32 ids and f32 factors."""
 
     x: Tensor

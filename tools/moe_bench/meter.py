@@ -4,9 +4,10 @@ import ctypes
 import statistics
 import threading
 import time
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from msgspec import Struct
 
 LIBRARY = "libnvidia-ml.so.1"
 PERIOD_S = 0.01
@@ -28,8 +29,7 @@ class FieldValue(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One reading."""
 
     at_s: float

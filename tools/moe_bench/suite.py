@@ -4,7 +4,6 @@ import importlib.metadata
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from moe_bench.meter import Meter
 from moe_bench.peers import Marlin, TritonKernels
 from moe_bench.scaled_layer import ScaledLayer
 from moe_bench.timing import capture, time_cool, time_sustained
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from planfreeze.kernels.moe import reference, reference_grouped
 from planfreeze.kernels.moe.checkpoints import LayerWeights
@@ -44,8 +45,7 @@ UNLIMITED = "inline_always"
 Figures = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Struct, frozen=True, kw_only=True):
     """What is measured."""
 
     model: Model

@@ -1,8 +1,9 @@
 """What the layer must reach, each target with what was measured. The figures of rounds with rests decide."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 Figures = dict[str, Any]
 OURS = "inline"
@@ -16,8 +17,7 @@ PEER_LIMITS = {1: 1.5, 8: 1.6, 64: 1.6, 128: 1.6, 512: 1.6}
 TOKENS = (1, 8, 64, 128, 512, 1024, 1536, 2048, 4096)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """One target.
 
     Parameters

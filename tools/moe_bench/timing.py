@@ -3,11 +3,11 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from moe_bench.meter import Meter
+from msgspec import Struct
 
 CALLS = 20
 ROUNDS = 60
@@ -22,8 +22,7 @@ BATCH_S = 0.02
 Times = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Captured:
+class Captured(Struct, frozen=True, kw_only=True, eq=False):
     """A graph, and the calls it was made of: it holds the addresses of their tensors, and they keep the tensors."""
 
     graph: torch.cuda.CUDAGraph

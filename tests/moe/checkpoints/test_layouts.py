@@ -3,11 +3,11 @@
 import json
 import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile

@@ -1,12 +1,13 @@
 """Layers on a device without a GPU: their models, programs, weights and inputs."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from torch import Tensor
 
 from planfreeze.builds import build_plans
@@ -38,7 +39,7 @@ MODEL = Model(
     capacities=(4, 8, 20, 40, 200),
 )
 # Whole row tiles: routes are grouped at every capacity, and compressed scales are decoded before every call.
-WHOLE = dataclasses.replace(MODEL, name="whole", intermediate=128)
+WHOLE = replace(MODEL, name="whole", intermediate=128)
 LIMIT = 20
 """Two capacities are above it, of different tiles."""
 ARMS: tuple[Arm, ...] = ("inline", "expand", "native")
@@ -78,8 +79,7 @@ def frozen(store: Path) -> Iterator[Session]:
         yield made
 
 
-@dataclasses.dataclass(frozen=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """Logical weights, up rows first."""
 
     w13: Tensor
@@ -89,7 +89,7 @@ class Weights:
 
     def prepare(self, arm: Arm, arch: str = "sm_90a", **changes: Any) -> PreparedExperts:
         """Prepare them for an arm."""
-        tensors = dataclasses.asdict(self)
+        tensors = asdict(self)
         return prepare_experts(**tensors, arch=arch, source_order="up_gate", **ARM_OPTIONS[arm], **changes)
 
 

@@ -1,11 +1,11 @@
 """What a call of a layer launches, with which arguments, and what it computes above the limit."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from torch import Tensor
 
 from planfreeze.kernels.moe.op import MoELayer
@@ -76,7 +76,7 @@ def test_an_inline_call_points_to_its_inputs_scratch_weights_and_compressed_scal
 
 
 def vars_of(scratch: Any) -> dict[str, Tensor]:
-    return {part.name: getattr(scratch, part.name) for part in dataclasses.fields(scratch)}
+    return asdict(scratch)
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9, 20])

@@ -1,10 +1,10 @@
 """Layers on a device without a GPU: real programs of a frozen session, run by their references."""
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from planfreeze.kernels.moe.op import MoELayer, bind
 from planfreeze.sessions import Session
@@ -55,9 +55,7 @@ def test_whole_row_tiles_are_grouped_at_every_capacity(frozen: Session, whole_we
 @pytest.mark.parametrize("tokens", [8, 20, 40])
 def test_factors_of_experts_reach_the_projection_they_belong_to(frozen: Session, weights: Weights, tokens: int) -> None:
     experts = weights.prepare("inline")
-    changed = dataclasses.replace(
-        experts, alpha1=torch.tensor([0.5, 1.0, 2.0, 3.0]), alpha2=torch.tensor([1.5, 0.25, 1.0, -1.0])
-    )
+    changed = replace(experts, alpha1=torch.tensor([0.5, 1.0, 2.0, 3.0]), alpha2=torch.tensor([1.5, 0.25, 1.0, -1.0]))
     layer = bind(plan(), frozen, changed)
     x, ids, factors = inputs(tokens)
     assert same_bits(layer.run(x, ids, factors), expected(weights, x, ids, factors, changed))

@@ -1,6 +1,5 @@
 """Calls, experts, plans and workspaces that a layer refuses, before anything is launched."""
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from planfreeze.builds import build_plans
@@ -122,7 +122,7 @@ def test_experts_of_another_architecture_are_refused(frozen: Session, weights: W
 @pytest.mark.parametrize("field", ["hidden", "intermediate", "experts"])
 def test_experts_of_another_geometry_are_refused(frozen: Session, weights: Weights, field: str) -> None:
     sizes = {"hidden": 512, "intermediate": 192, "experts": 5}
-    other = dataclasses.replace(MODEL, **{field: sizes[field]})
+    other = replace(MODEL, **{field: sizes[field]})
     with pytest.raises(UnsuitableExperts, match=f"{field} = {sizes[field]}, the experts"):
         bind(plan(model=other), frozen, weights.prepare("inline"))
 
@@ -133,7 +133,7 @@ def test_a_device_of_another_architecture_than_the_plan_is_refused(frozen: Sessi
 
 
 def test_a_program_that_no_prepared_plan_holds_is_refused_with_the_nearest(frozen: Session, weights: Weights) -> None:
-    other = dataclasses.replace(MODEL, activation_limit=2.5)
+    other = replace(MODEL, activation_limit=2.5)
     with pytest.raises(UnplannedProgram, match=r"micro_act.*2\.5"):
         bind(plan(model=other), frozen, weights.prepare("inline"))
 
@@ -159,7 +159,7 @@ def test_a_workspace_that_does_not_fit_is_refused(
 
 def test_experts_elsewhere_than_the_programs_are_refused(frozen: Session, weights: Weights) -> None:
     experts = weights.prepare("native")
-    moved = dataclasses.replace(experts, w13=experts.w13.to("meta"))
+    moved = replace(experts, w13=experts.w13.to("meta"))
     with pytest.raises(InvalidArgument, match="argument w13 is on meta"):
         bind(plan("native"), frozen, moved)
 
@@ -171,7 +171,7 @@ def test_every_tensor_of_the_experts_is_checked_when_they_are_bound(
     experts = weights.prepare("native")
     ((name, spoil),) = change.items()
     with pytest.raises(InvalidArgument, match="argument w2"):
-        bind(plan("native"), frozen, dataclasses.replace(experts, **{name: spoil(getattr(experts, name))}))
+        bind(plan("native"), frozen, replace(experts, **{name: spoil(getattr(experts, name))}))
 
 
 def test_a_record_that_is_missing_keeps_the_session_from_freezing_and_is_named(store: Path, tmp_path: Path) -> None:

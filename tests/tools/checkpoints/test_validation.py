@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from planfreeze.kernels.moe.checkpoint_layouts import KNOWN_LAYOUTS
