@@ -3,12 +3,10 @@
 from typing import Any
 
 import msgspec
-from msgspec.msgpack import Decoder
 
 __all__ = ["decode_msgpack"]
 
 MAX_DEPTH = 256  # more than any entry has, and far from what Python can nest
-SKIPPED = Decoder(msgspec.Raw)
 
 
 def decode_msgpack(data: bytes) -> Any:
@@ -17,25 +15,26 @@ def decode_msgpack(data: bytes) -> Any:
     Raises
     ------
     ValueError
-        The bytes are cut off, followed by others, nested deeper than 256 levels, or no msgpack.
+        The bytes are cut off, followed by others, nested deeper than 256 levels, or no msgpack; there is a map.
 
     Notes
     -----
-    A length is never believed: decoding makes room for as many items as an array declares before it reads the first
-    one, at every level of nesting. Skipping makes room for nothing and succeeds only when every declared item is
-    there, so it goes first.
+    A length is never believed: msgspec makes room for items as it reads them, whatever an array declares.
     """
     try:
-        SKIPPED.decode(data)
-        return freeze_arrays(msgspec.msgpack.decode(data), MAX_DEPTH)
+        (value,) = freeze_arrays([msgspec.msgpack.decode(data)], MAX_DEPTH)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"no msgpack: {error}") from error
+    return value
 
 
-def freeze_arrays(value: Any, depth: int) -> Any:
-    """Turn arrays into tuples, those in arrays too."""
-    if type(value) is not list:
-        return value
+def freeze_arrays(items: list[Any], depth: int) -> tuple[Any, ...]:
+    """Turn an array into a tuple, those in it too. It is changed on the way, so that its items need no second room."""
     if not depth:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-    return tuple(freeze_arrays(item, depth - 1) for item in value)
+    for place, item in enumerate(items):
+        if type(item) is list:
+            items[place] = freeze_arrays(item, depth - 1) if item else ()
+        elif type(item) is dict:
+            raise ValueError("there is a map")
+    return tuple(items)

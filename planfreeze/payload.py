@@ -114,6 +114,9 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Payload) and self.digest == other.digest
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a structure has one of its own
+
     def __hash__(self) -> int:
         return hash(self.digest)
 

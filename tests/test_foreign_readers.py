@@ -33,11 +33,11 @@ def test_nothing_that_is_stored_or_packed_is_a_pickle(store, frozen, tmp_path):
 def other_pythons() -> list[str]:
     """Interpreters of other minors, here, that have what reading takes."""
     named = [shutil.which(f"python3.{minor}") for minor in (11, 12, 13, 14) if sys.version_info[1] != minor]
-    probe = ["-c", "import msgpack, platformdirs"]
+    probe = ["-c", "import msgspec, platformdirs"]
     return [path for path in named if path and not subprocess.run([path, *probe], capture_output=True).returncode]
 
 
-@pytest.mark.skipif(not other_pythons(), reason="no other Python with msgpack and platformdirs is here")
+@pytest.mark.skipif(not other_pythons(), reason="no other Python with msgspec and platformdirs is here")
 def test_another_python_reads_what_this_one_stored(store, frozen, tmp_path, interpreter):
     pack = pack_plans([frozen], store, tmp_path / "a.pfz").path
     script = """

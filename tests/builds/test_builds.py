@@ -215,7 +215,7 @@ def test_two_checkouts_at_different_paths_build_the_same_plan(interpreter, toolc
 def test_other_python_versions_build_the_same_blobs(built, interpreter, tmp_path, name):
     toolchain = dict(built.keyed[0].key.parts)["toolchain"].decode()
     executable = shutil.which(name) or name
-    probe = [executable, "-c", "import cutlass, msgpack, triton; print(triton.__version__)"]
+    probe = [executable, "-c", "import cutlass, msgspec, triton; print(triton.__version__)"]
     try:
         version = subprocess.run(probe, capture_output=True, text=True, check=True, cwd=tmp_path).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
