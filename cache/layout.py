@@ -94,11 +94,10 @@ class Layout(Struct, frozen=True):
         InvalidEntryName
             The name is no digest, key or reference name: it could point outside the store.
         """
-        folder = self.root / KINDS[kind]
         if kind == "ref":
-            return folder / check_ref_name(name)
+            return self.root.joinpath(KINDS[kind], check_ref_name(name))
         check_digest(name)
-        return folder / name[:2] / name if kind in FANNED_OUT else folder / name
+        return self.root.joinpath(KINDS[kind], *((name[:2],) if kind in FANNED_OUT else ()), name)
 
     def entry_folders(self, kind: Kind) -> Iterator[Path]:
         """Yield the folders in which entries of a kind can lie, whether they exist or not."""

@@ -156,7 +156,8 @@ def read_sections(data: bytes, table: int, count: int, names: int) -> list[Secti
     bodies = []
     for _, kind, _, _, offset, size_bytes, *_ in headers:
         stored_bytes = 0 if kind == SECTION_NOBITS else size_bytes
-        require(offset + stored_bytes <= len(data), f"has a section past its end at {offset + stored_bytes}")
+        if offset + stored_bytes > len(data):
+            raise InvalidCubin(f"has a section past its end at {offset + stored_bytes}")
         # ptxas lets equal constant banks share their bytes. Of the sections that are read one by one, sharing
         # would let a small file cost the time of a large one.
         info_bytes += stored_bytes if kind == SECTION_CUDA_INFO else 0
@@ -173,7 +174,8 @@ def read_name(table: memoryview, offset: int) -> str:
     """Read the zero-terminated name at ``offset`` of a string table."""
     text = bytes(table[offset : offset + MAX_NAME_BYTES])
     end = text.find(b"\0")
-    require(end >= 0, f"has an unterminated name at {offset}")
+    if end < 0:
+        raise InvalidCubin(f"has an unterminated name at {offset}")
     return text[:end].decode()
 
 
@@ -197,7 +199,8 @@ def read_attributes(data: memoryview) -> Iterator[tuple[int, bytes]]:
             yield code, bytes(data[offset : offset + size_bytes])
             offset += size_bytes
         else:
-            require(form in (FORM_NONE, FORM_BYTE, FORM_HALF), f"has an attribute of unknown form {form}")
+            if form not in (FORM_NONE, FORM_BYTE, FORM_HALF):
+                raise InvalidCubin(f"has an attribute of unknown form {form}")
             yield code, bytes((low, high)[: form - FORM_NONE])
 
 
@@ -280,7 +283,8 @@ def read_parameters(symbol: str, attributes: list[tuple[int, bytes]]) -> tuple[t
             continue
         else:
             continue
-        require(ordinal not in found, f"states parameter {ordinal} of kernel {symbol} twice")
+        if ordinal in found:
+            raise InvalidCubin(f"states parameter {ordinal} of kernel {symbol} twice")
         found[ordinal] = (offset, size_bytes)
     require(sorted(found) == list(range(len(found))), f"leaves out parameters of kernel {symbol}")
     placed = [found[ordinal] for ordinal in range(len(found))]
