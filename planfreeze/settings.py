@@ -3,9 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast, get_args
-
-from msgspec import Struct
+from typing import Literal, NamedTuple, cast, get_args
 
 from planfreeze.errors import HomeMissing, InvalidSetting
 
@@ -26,7 +24,7 @@ __all__ = [
 Mode = Literal["raise", "warn", "count", "off"]
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(NamedTuple):
     """Settings of this process.
 
     Parameters
@@ -75,7 +73,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     )
 
 
-class GuardSettings(Struct, frozen=True, kw_only=True):
+class GuardSettings(NamedTuple):
     """What a process is asked to guard, by the one that started it.
 
     Parameters
@@ -111,7 +109,7 @@ def read_guard_settings(environ: Mapping[str, str] = os.environ) -> GuardSetting
     )
 
 
-class InheritedSettings(Struct, frozen=True, kw_only=True):
+class InheritedSettings(NamedTuple):
     """What a process is asked for by the command that started it.
 
     Parameters

@@ -1,14 +1,18 @@
 """Payloads: one canonical encoding, exact types, digests that last."""
 
+import copy
 import enum
 import itertools
+import pickle
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
-from planfreeze.errors import InvalidPayload
+from planfreeze.errors import DecoratedPayload, InvalidPayload
 from planfreeze.payload import Payload
 
 
@@ -207,3 +211,63 @@ def test_digests_are_the_same_in_every_process_and_under_every_hash_seed(interpr
     here = [toys.families.AddPayload(block=64), toys.families.AddPayload(block=8, warps=2), toys.families.CopyPayload()]
     for seed in ("0", "1", "random"):
         assert interpreter.run(DIGESTS, PYTHONHASHSEED=seed).split() == [payload.digest for payload in here]
+
+
+@pytest.mark.parametrize(
+    "decorate", [dataclass(frozen=True, slots=True, kw_only=True, eq=False), dataclass, dataclass(frozen=True)]
+)
+def test_a_class_that_is_decorated_as_a_dataclass_is_refused_and_told_how_it_is_written(decorate):
+    with pytest.raises(DecoratedPayload, match=r"Tile is decorated as a dataclass.*: class Tile\(Payload\):"):
+
+        @decorate
+        class Tile(Payload):
+            family_name: ClassVar[str] = "tile"
+            rows: int
+
+
+@pytest.mark.parametrize("options", [{}, {"kw_only": True}, {"frozen": True, "kw_only": True}, {"eq": True}])
+def test_every_class_has_the_one_form(options):
+    class Tile(Payload, **options):
+        family_name: ClassVar[str] = "tile"
+        is_wide: bool = False
+        rows: int
+
+    tile = Tile(rows=8)
+    assert tile == Tile(rows=8, is_wide=False) and tile != Tile(rows=9)
+    assert {tile: 1}[Tile(rows=8)] == 1 and tile.digest is tile.digest
+    assert Tile.field_names() == ("is_wide", "rows")
+    with pytest.raises(TypeError):
+        Tile(8)
+    with pytest.raises(AttributeError):
+        tile.rows = 9
+
+
+def test_a_payload_stays_what_it_is_in_a_copy_and_in_another_process():
+    payload = Golden(**GOLDEN)
+    for other in (copy.copy(payload), pickle.loads(pickle.dumps(payload)), replace(payload)):
+        assert other == payload and other.digest == payload.digest and other.to_fields() == payload.to_fields()
+    with pytest.raises(InvalidPayload, match="rows"):
+        replace(payload, rows=True)
+
+
+class Annotated(Payload):
+    family_name: ClassVar[str] = "annotated"
+    rows: "int"
+    tiles: "tuple[int, ...]" = ()
+
+
+class Further(Annotated):
+    """Fields of a base and its own."""
+
+    family_name: ClassVar[str] = "further"
+    rows: int = 4
+    is_wide: bool
+
+
+def test_fields_that_are_annotated_by_text_or_inherited_have_their_declared_type():
+    assert Further(is_wide=True).to_fields() == {"rows": 4, "tiles": (), "is_wide": True}
+    for wrong in ({"rows": True}, {"rows": 1, "tiles": 1}):
+        with pytest.raises(InvalidPayload, match="it is declared as"):
+            Annotated(**wrong)
+    with pytest.raises(InvalidPayload, match="is_wide = 1 is a int"):
+        Further(is_wide=1)

@@ -2,6 +2,12 @@
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+
+from planfreeze import errors
 
 from .modules import FRAMEWORK, is_kernel, parse, read_modules
 
@@ -23,6 +29,24 @@ def test_public_names_are_loaded_at_their_first_use(interpreter):
     )
 
 
+def test_every_error_is_found_where_it_is_and_no_other_is_loaded_for_it(interpreter):
+    listed = {
+        found.name: import_module(f"planfreeze.errors.{found.name}").__all__ for found in iter_modules(errors.__path__)
+    }
+    assert {module: names.split() for module, names in errors.NAMES.items()} == listed
+    assert all(getattr(errors, name).__name__ == name for name in errors.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        errors.nothing  # noqa: B018
+    interpreter.run(
+        """
+        import sys
+        from planfreeze.errors import InvalidScales
+        loaded = {name for name in sys.modules if name.startswith("planfreeze.errors.")}
+        assert loaded == {"planfreeze.errors.base", "planfreeze.errors.tensors"}
+        """
+    )
+
+
 def public_definitions(name: str) -> Iterator[tuple[str, ast.AST]]:
     """Every public function, class and method of a module: those in __all__, and what they hold without underscore.
 
@@ -39,12 +63,14 @@ def public_definitions(name: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def public_names(name: str) -> list[str]:
-    """The names of a module's __all__; ``*part.__all__`` stands for those of a module of a package."""
+    """The names of a module's __all__; ``*part.__all__`` stands for those of a module of a package, a name for a table."""
     names = []
     for node in parse(name).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             for item in node.value.elts:
-                if isinstance(item, ast.Starred):
+                if isinstance(item, ast.Starred) and isinstance(item.value, ast.Name):
+                    names += getattr(import_module(name), item.value.id)
+                elif isinstance(item, ast.Starred):
                     names += public_names(f"{name}.{ast.unparse(item.value).removesuffix('.__all__')}")
                 else:
                     names.append(ast.literal_eval(item))

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from msgspec import NODEFAULT, StructMeta
-from msgspec.structs import fields
 from typer.cli import get_docs_for_click
 
 from planfreeze import errors, guard, settings
@@ -62,10 +60,10 @@ def unindent(text: str) -> str:
 def settings_page() -> str:
     """Return the page of environment variables, once each."""
     rows: dict[str, tuple[str, str, str]] = {}
-    for found in (value for value in vars(settings).values() if isinstance(value, StructMeta)):
-        defaults = {field.name: field.default for field in fields(found)}
+    for found in (value for value in vars(settings).values() if hasattr(value, "_field_defaults")):
+        defaults = found._field_defaults
         for name, variable, meaning in SETTING.findall(inspect.getdoc(found) or ""):
-            rows.setdefault(variable, (f"`{variable}`", default_of(defaults[name]), plain(meaning)))
+            rows.setdefault(variable, (f"`{variable}`", default_of(defaults.get(name)), plain(meaning)))
     return page(
         "Settings",
         "Every environment variable that planfreeze reads. A value that is not of its type is an error "
@@ -76,7 +74,7 @@ def settings_page() -> str:
 
 def default_of(default: object) -> str:
     """Return how the default of a setting is spelled in the environment."""
-    if default in (NODEFAULT, None, (), frozenset()):
+    if default in (None, (), frozenset()):
         return "not set"
     return f"`{int(default)}`" if isinstance(default, int) else f"`{default}`"
 

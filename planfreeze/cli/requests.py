@@ -4,10 +4,9 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from msgspec import Struct
 
 from planfreeze.cli.completions import complete_models, complete_offered_families
 from planfreeze.cli.options import ArchOption, RootsOption
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["PlanRequest", "declare_plans", "import_from", "takes_request"]
 
 
-class PlanRequest(Struct, frozen=True, kw_only=True):
+class PlanRequest(NamedTuple):
     """What to plan: a model at its capacities, or families. What is None was not given.
 
     A recording is named apart from it, by ``--plan``; of this it goes with architectures and folders alone.

@@ -3,8 +3,6 @@
 import sys
 from typing import Any
 
-from msgspec.structs import asdict
-
 from planfreeze.doctor.diagnosis import Diagnosis, Finding
 from planfreeze.reports import print_table
 
@@ -22,7 +20,7 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "devices": [{"name": gpu.name, "capability": list(gpu.capability)} for gpu in machine.gpus],
         "tools": dict(machine.tools),
         "roads": dict(diagnosis.roads),
-        "unseen": [asdict(unseen) for unseen in diagnosis.unseen],
+        "unseen": [unseen._asdict() for unseen in diagnosis.unseen],
         "store": diagnosis.store,
         "plans": list(diagnosis.plans),
         "problems": [describe(finding) for finding in diagnosis.findings if finding.level == "problem"],

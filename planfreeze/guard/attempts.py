@@ -4,10 +4,7 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 from types import CodeType, FrameType
-from typing import Any, Literal
-
-from msgspec import Struct
-from msgspec.structs import force_setattr
+from typing import Any, Literal, NamedTuple
 
 from planfreeze.settings import Mode
 
@@ -54,7 +51,18 @@ INNER_PACKAGES = frozenset(
 )
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class Parts(NamedTuple):
+    """The parts of an attempt."""
+
+    road: str
+    kernel: str
+    signature: str
+    location: str
+    facts: Facts
+    action: Action
+
+
+class Attempt(Parts):
     """One entry to a compiler.
 
     Parameters
@@ -74,17 +82,23 @@ class Attempt(Struct, frozen=True, kw_only=True):
         What it came to do: compile, build, benchmark or load.
     """
 
-    road: str
-    kernel: str
-    signature: str = ""
-    location: str
-    facts: Facts = ()
-    action: Action = "compile"
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if self.facts and not self.signature:
-            spelled = ", ".join(f"{name}: {value}" if name else value for name, value in self.facts)
-            force_setattr(self, "signature", spelled)
+    def __new__(
+        cls,
+        *,
+        road: str,
+        kernel: str,
+        location: str,
+        signature: str = "",
+        facts: Facts = (),
+        action: Action = "compile",
+    ) -> "Attempt":
+        spelled = signature or ", ".join(f"{name}: {value}" if name else value for name, value in facts)
+        return super().__new__(cls, road, kernel, spelled, location, facts, action)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        return (), self._asdict()  # for copies and other processes
 
     def __str__(self) -> str:
         return f"{self.road} was asked to {self.action} {self.kernel}({self.signature}) at {self.location}"

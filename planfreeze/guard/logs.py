@@ -3,8 +3,7 @@
 import os
 import threading
 from pathlib import Path
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from planfreeze.errors import GuardLogFailed
 from planfreeze.guard.attempts import PARTICIPLES, Attempt
@@ -13,7 +12,7 @@ from planfreeze.shared_logs import append_lines, read_lines
 __all__ = ["LoggedAttempt", "pass_on", "read_log", "write_log"]
 
 
-class LoggedAttempt(Struct, frozen=True, kw_only=True):
+class LoggedAttempt(NamedTuple):
     """An attempt, and the process and thread that made it."""
 
     pid: int

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from types import ModuleType
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from planfreeze.errors import UnwatchableRoad
 from planfreeze.guard.attempts import Describe, Release, Report
@@ -12,7 +11,7 @@ from planfreeze.guard.gates import install_gate
 __all__ = ["Door", "Road", "watch_doors"]
 
 
-class Door(Struct, frozen=True, kw_only=True):
+class Door(NamedTuple):
     """A function that calls to the compiler pass through.
 
     Parameters
@@ -34,7 +33,7 @@ class Door(Struct, frozen=True, kw_only=True):
     is_covering: bool = True
 
 
-class Road(Struct, frozen=True, kw_only=True):
+class Road(NamedTuple):
     """One kind of compiling.
 
     Parameters

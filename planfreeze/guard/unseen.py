@@ -1,11 +1,11 @@
 """What no guard can see: roads to a compiler that Python code cannot stand in front of, and why."""
 
-from msgspec import Struct
+from typing import NamedTuple
 
 __all__ = ["UNSEEN", "Unseen"]
 
 
-class Unseen(Struct, frozen=True, kw_only=True):
+class Unseen(NamedTuple):
     """A way to compile that goes unnoticed.
 
     Parameters

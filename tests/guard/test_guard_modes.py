@@ -1,5 +1,6 @@
 """Guards: modes, nesting, counts, and what an armed process may do."""
 
+import copy
 import pickle
 import re
 import sys
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from planfreeze.errors import CompilationForbidden, PlanfreezeError, UnknownMode, UnknownRoad
 from planfreeze.guard import Attempt, Guard, installed_roads, no_compilation, prove, road_names, self_test
@@ -41,7 +41,7 @@ def test_raise_refuses_and_counts() -> None:
 @pytest.mark.parametrize("action", ["compile", "build", "load"])
 def test_no_plan_is_advised_for_what_no_plan_holds(action: str) -> None:
     for road in ("spawn", "cpp-extension", "ptx"):
-        message = str(CompilationForbidden(replace(ATTEMPT, road=road, action=action)))
+        message = str(CompilationForbidden(ATTEMPT._replace(road=road, action=action)))
         assert message.endswith("Run: this before a guard is armed; no plan holds what comes of it")
 
 
@@ -207,6 +207,12 @@ def test_a_signature_is_spelled_from_facts_unless_it_is_given() -> None:
     )
     assert Attempt(road="r", kernel="k", location="l:1", facts=facts, signature="given").signature == "given"
     assert Attempt(road="r", kernel="k", location="l:1").signature == ""
+
+
+def test_an_attempt_is_a_value_that_others_can_be_sent() -> None:
+    given = Attempt(road="r", kernel="k", location="l:1", facts=(("x", "*fp32"),), action="load")
+    assert copy.copy(given) == pickle.loads(pickle.dumps(given)) == given != given._replace(action="build")
+    assert {given: 1}[Attempt(road="r", kernel="k", location="l:1", facts=(("x", "*fp32"),), action="load")] == 1
 
 
 def test_each_different_attempt_is_listed_once_with_its_count() -> None:

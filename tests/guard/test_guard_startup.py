@@ -106,5 +106,5 @@ def test_a_mode_that_is_none_ends_the_child_instead_of_leaving_it_unguarded(tmp_
 def test_the_start_up_hook_imports_no_compiler_and_little_else(tmp_path: Path) -> None:
     text = "import sys; print(sorted({name.partition('.')[0] for name in sys.modules}))"
     said = run_python(sys.executable, text, tmp_path)[1]
-    heavy = ("triton", "cutlass", "torch", "cuda", "numpy", "asyncio", "typer", "rich", "platformdirs")
+    heavy = ("triton", "cutlass", "torch", "cuda", "numpy", "msgspec", "asyncio", "typer", "rich", "platformdirs")
     assert "planfreeze" in said and not [name for name in heavy if f"'{name}'" in said]
