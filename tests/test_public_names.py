@@ -63,7 +63,7 @@ def public_definitions(name: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def public_names(name: str) -> list[str]:
-    """The names of a module's __all__; ``*part.__all__`` stands for those of a module of a package, a name for a table."""
+    """The names of a module's __all__; ``*part.__all__`` stands for those of a part, ``*TABLE`` for a table."""
     names = []
     for node in parse(name).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:

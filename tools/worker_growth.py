@@ -43,7 +43,6 @@ FAMILY = """
 from typing import ClassVar
 from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer
 from planfreeze.payload import Payload
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FillPayload(Payload):
     family_name: ClassVar[str] = "growth_DIALECT"
     value: int

@@ -26,12 +26,10 @@ def poison(path: Path) -> None:
 
 
 PACKAGE_FAMILIES = """
-    from dataclasses import dataclass
     from typing import ClassVar
     from planfreeze.family import Definition, TritonSource, family, pointer, scalar
     from planfreeze.payload import Payload
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class NamePayload(Payload):
         family_name: ClassVar[str] = "NAME_name"
         which: int

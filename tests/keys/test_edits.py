@@ -20,13 +20,11 @@ from planfreeze.resolve import check_kernels, resolve_plan
 from planfreeze.target import target
 
 FAMILIES = """
-from dataclasses import dataclass
 from typing import ClassVar
 from planfreeze.declarations import named
 from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer, scalar
 from planfreeze.payload import Payload
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReachPayload(Payload):
     family_name: ClassVar[str] = "reached"
     dialect: str

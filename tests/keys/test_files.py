@@ -21,7 +21,6 @@ numbers = count()
 
 FAMILIES = """
     import json
-    from dataclasses import dataclass
     from pathlib import Path
     from typing import ClassVar
     from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer, scalar
@@ -29,7 +28,6 @@ FAMILIES = """
 
     AMOUNT = json.loads(Path(__file__).with_name("amount.json").read_text())
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class ReadingPayload(Payload):
         family_name: ClassVar[str] = "NAME_reading"
         kernel: str

@@ -22,12 +22,10 @@ SM_90A = target("sm_90a")
 numbers = count()
 
 FAMILIES = """
-    from dataclasses import dataclass
     from typing import ClassVar
     from planfreeze.family import CuteSource, Definition, LaunchInfo, TritonSource, family, pointer, scalar
     from planfreeze.payload import Payload
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class ProbePayload(Payload):
         family_name: ClassVar[str] = "NAME_probe"
         kernel: str

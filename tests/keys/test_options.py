@@ -22,12 +22,10 @@ from planfreeze.workers import Task, Worker
 
 SM_90A = target("sm_90a")
 FAMILIES = """
-    from dataclasses import dataclass
     from typing import ClassVar
     from planfreeze.family import Definition, TritonSource, family, pointer, scalar
     from planfreeze.payload import Field, Payload
 
-    @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
     class MixedPayload(Payload):
         family_name: ClassVar[str] = "mixed"
         warps: int = 4
