@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.msgpack import Decoder
 
-from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedPlan, PlanTooNew
 from planfreeze.family import Family
 from planfreeze.plan_names import build_command, plan_name
@@ -18,8 +18,31 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAN_FORMAT", "FrozenPlan", "PlanEntry", "PlanFamily", "freeze_families"]
 
+MAGIC = "planfreeze plan"
 PLAN_FORMAT = 1
 MAX_FIELD_DEPTH = 64  # deeper than any payload, and far from what Python can nest
+
+
+class Head(Struct, array_like=True):
+    """What a plan of any format begins with."""
+
+    magic: str
+    plan_format: int
+
+
+class Parts(Head, array_like=True, forbid_unknown_fields=True):
+    """The parts of a plan of this format; the last is left out where it is empty."""
+
+    model: str
+    tp: int
+    arch: str
+    options: tuple[str, ...]
+    families: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    entries: tuple[tuple[str, tuple[tuple[str, Any], ...], str, str, str], ...]
+    choices: tuple[tuple[str, str, list[Any], tuple[tuple[str, Any], ...]], ...] = ()
+
+
+HEAD, PARTS = Decoder(Head), Decoder(Parts)
 
 
 class PlanFamily(Struct, frozen=True, kw_only=True):
@@ -69,7 +92,7 @@ class FrozenPlan(Struct, frozen=True, kw_only=True):
         """Return the canonical bytes."""
         return msgspec.msgpack.encode(
             [
-                "planfreeze plan",
+                MAGIC,
                 PLAN_FORMAT,
                 self.model,
                 self.tp,
@@ -94,60 +117,61 @@ class FrozenPlan(Struct, frozen=True, kw_only=True):
             They are one of a later format.
         """
         try:
-            magic, plan_format, *rest = decode_msgpack(data)
-            if magic != "planfreeze plan" or type(plan_format) is not int:
+            head = HEAD.decode(data)
+            if head.magic != MAGIC:
                 raise DamagedPlan("it is not a frozen plan")
-            if plan_format > PLAN_FORMAT:
-                raise PlanTooNew(plan_format, PLAN_FORMAT)
-            model, tp, arch, options, families, entries, *chosen = rest
+            if head.plan_format > PLAN_FORMAT:
+                raise PlanTooNew(head.plan_format, PLAN_FORMAT)
+            parts = PARTS.decode(data)
             plan = cls(
-                model=model,
-                tp=tp,
-                arch=arch,
-                options=options,
+                model=parts.model,
+                tp=parts.tp,
+                arch=parts.arch,
+                options=parts.options,
                 families=tuple(
-                    PlanFamily(reference=reference, sources=Sources(modules)) for reference, modules in families
+                    PlanFamily(reference=reference, sources=Sources(modules)) for reference, modules in parts.families
                 ),
                 entries=tuple(
-                    PlanEntry(family=family, fields=fields, key=key, record=record, blob=blob)
-                    for family, fields, key, record, blob in entries
+                    PlanEntry(family=family, fields=read_fields(fields), key=key, record=record, blob=blob)
+                    for family, fields, key, record, blob in parts.entries
                 ),
-                choices=read_choices(chosen[0]) if chosen else (),
+                choices=read_choices(parts.choices) if parts.choices else (),
             )
-            is_canonical = plan.encode() == data and has_declared_types(plan)
-        except (ValueError, TypeError) as error:
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
             raise DamagedPlan(str(error)) from error
-        if not is_canonical:
+        if plan.encode() != data or len(plan.options) % 2:
             raise DamagedPlan("it is not in canonical form")
         return plan
 
 
-def read_choices(stated: Iterable[tuple[Any, Any, Any, Any]]) -> tuple["Choice", ...]:
+def read_choices(stated: Iterable[tuple[str, str, list[Any], tuple[tuple[str, Any], ...]]]) -> tuple["Choice", ...]:
     """Make choices of what a plan states of them."""
     from planfreeze.choices import Choice  # most plans hold none
 
-    return tuple(Choice(kernel=kernel, space=space, key=key, config=config) for kernel, space, key, config in stated)
+    return tuple(
+        Choice(kernel=kernel, space=space, key=read_field(key), config=read_fields(config))
+        for kernel, space, key, config in stated
+    )
 
 
-def has_declared_types(plan: FrozenPlan) -> bool:
-    """Tell whether every part of a plan is text, a count or a payload's field where it should be."""
-    modules = [module for family in plan.families for module in family.sources.modules]
-    names = [name for entry in plan.entries for name, _ in entry.fields]
-    texts = [plan.model, plan.arch, *plan.options, *(family.reference for family in plan.families), *names]
-    texts += [text for name, digest in modules for text in (name, digest)]
-    texts += [text for entry in plan.entries for text in (entry.family, entry.key, entry.record, entry.blob)]
-    texts += [text for choice in plan.choices for text in (choice.kernel, choice.space, *dict(choice.config))]
-    fields = [value for entry in plan.entries for _, value in entry.fields]
-    fields += [value for choice in plan.choices for value in (choice.key, *dict(choice.config).values())]
-    are_texts = all(type(text) is str for text in texts) and len(plan.options) % 2 == 0
-    return are_texts and all(is_field(value, MAX_FIELD_DEPTH) for value in fields) and type(plan.tp) is int
+def read_fields(stated: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """Return fields by name as payloads hold them."""
+    return tuple((name, read_field(value)) for name, value in stated)
 
 
-def is_field(value: object, depth: int) -> bool:
-    """Tell whether a payload can have a value in a field, tuples in tuples up to a depth."""
-    if type(value) is tuple:
-        return depth > 0 and all(is_field(item, depth - 1) for item in value)
-    return type(value) in (int, bool, str)
+def read_field(value: Any, depth: int = MAX_FIELD_DEPTH) -> Any:
+    """Return a field as a payload holds it, tuples in tuples up to a depth.
+
+    Raises
+    ------
+    ValueError
+        No payload can have it.
+    """
+    if type(value) is list and depth > 0:
+        return tuple(read_field(item, depth - 1) for item in value)
+    if type(value) not in (int, bool, str):
+        raise ValueError(f"a field holds a {type(value).__name__}")
+    return value
 
 
 def freeze_families(programs: Iterable[tuple[Family, Sources]]) -> tuple[PlanFamily, ...]:

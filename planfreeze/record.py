@@ -5,14 +5,24 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.msgpack import Decoder
 
-from planfreeze.decoding import decode_msgpack
 from planfreeze.errors import DamagedRecord, OtherRecordFormat
 from planfreeze.family import LaunchInfo
 
 __all__ = ["RECORD_FORMAT", "ProgramRecord"]
 
 RECORD_FORMAT = 2
+
+
+class Head(Struct, array_like=True):
+    """What a record of any format begins with."""
+
+    record_format: int
+
+
+HEAD = Decoder(Head)
+PARTS = Decoder(tuple[int, tuple[tuple[str, Any], ...]])
 
 
 class ProgramRecord(Struct, frozen=True, kw_only=True):
@@ -68,18 +78,16 @@ class ProgramRecord(Struct, frozen=True, kw_only=True):
             They are a record of another format.
         """
         try:
-            record_format, stated = decode_msgpack(data)
-            if type(record_format) is not int:
-                raise DamagedRecord("it does not begin with a format")
+            record_format = HEAD.decode(data).record_format
             if record_format != RECORD_FORMAT:
                 raise OtherRecordFormat(record_format, RECORD_FORMAT)
-            values: dict[str, Any] = dict(stated)
+            values = dict(PARTS.decode(data)[1])
             values["launch"] = LaunchInfo.from_fields(values["launch"])
             values["parameter_bytes"] = tuple(values["parameter_bytes"])
             values["companions"] = tuple((name, digest) for name, digest in values["companions"])
             record = cls(**values)
             is_canonical = record.encode() == data and has_declared_types(record)
-        except (ValueError, TypeError, KeyError) as error:
+        except (msgspec.DecodeError, RecursionError, ValueError, TypeError, KeyError) as error:
             raise DamagedRecord(str(error)) from error
         if not is_canonical:
             raise DamagedRecord("not in canonical form")

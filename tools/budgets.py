@@ -22,7 +22,7 @@ from rounds import Row, describe_host, has_missed, write_rows
 
 import planfreeze
 
-DISTRIBUTIONS = ("triton", "nvidia-cutlass-dsl", "typer", "rich", "msgpack")
+DISTRIBUTIONS = ("triton", "nvidia-cutlass-dsl", "typer", "rich", "msgspec")
 ROUNDS = 15
 
 
