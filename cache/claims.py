@@ -14,7 +14,7 @@ __all__ = ["create_claimed", "find_abandoned"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNCLAIMED = "0" * 16  # the mark of no kernel
-CLAIM_PATTERN = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}-\d{1,4}")
+CLAIM_PATTERN = r"([0-9a-f]{16})-[0-9a-f]{32}-\d{1,4}"
 CLAIM_NAMES = 10_000
 
 
@@ -56,7 +56,7 @@ def find_abandoned(folder: Path, prefix: str = "", *, foreign_age_s: float | Non
     """
     mark = read_kernel_mark()
     for path in list_paths(folder, prefix):
-        match = CLAIM_PATTERN.fullmatch(path.name.removeprefix(prefix))
+        match = re.fullmatch(CLAIM_PATTERN, path.name.removeprefix(prefix))
         is_foreign = match is None or match[1] != mark
         # An error: its owner cannot be asked, or somebody else has just removed it.
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:

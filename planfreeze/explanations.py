@@ -59,7 +59,11 @@ def find_nearest(payload: Payload, others: Iterable[Payload]) -> Nearest | None:
         if other.family_name == payload.family_name and other != payload
     ]
     asked = payload.spell_fields()
-    return min(candidates, key=lambda near: len(spell_differences(near.payload.spell_fields(), asked)), default=None)
+
+    def distance(near: Nearest) -> tuple[int, str]:  # of two that are as near, the same one in every store
+        return len(spell_differences(near.payload.spell_fields(), asked)), near.payload.digest
+
+    return min(candidates, key=distance, default=None)
 
 
 def differing_fields(asked: Payload, there: Payload) -> tuple[tuple[str, Field, Field], ...]:

@@ -12,7 +12,7 @@ __all__ = ["find_tools", "inspect_cubin"]
 # Triton ends every parameter list with the addresses of two scratch buffers, unused when their sizes are zero.
 TRITON_TRAILING_BYTES = (8, 8)
 # What ptxas writes into a note of newer cubins: "Cuda compilation tools, release 13.4, V13.4.59".
-TOOLS = re.compile(rb"Cuda compilation tools, release [0-9.]+, V([0-9.]+)")
+TOOLS = rb"Cuda compilation tools, release [0-9.]+, V([0-9.]+)"
 
 
 def inspect_cubin(name: str, data: bytes, definition: Definition, launch: LaunchInfo, target: Target) -> Kernel:
@@ -64,7 +64,7 @@ def inspect_cubin(name: str, data: bytes, definition: Definition, launch: Launch
 
 def find_tools(data: bytes) -> str | None:
     """Return the version of the CUDA tools that made a cubin, such as ``13.4.59``; None when it does not say."""
-    found = TOOLS.search(data)
+    found = re.search(TOOLS, data)
     return found[1].decode() if found else None
 
 

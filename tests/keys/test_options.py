@@ -2,9 +2,10 @@
 
 import importlib
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from planfreeze.cache.digest import digest_of
 from planfreeze.compilers import CompiledProgram

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from torch import Tensor
 
 from planfreeze.kernels.moe.experts import PreparedExperts, prepare_experts
@@ -39,10 +39,10 @@ class Sources(Struct, frozen=True):
         )
 
     def cuda(self) -> "Sources":
-        return Sources(**{name: tensor.cuda() for name, tensor in vars(self).items()})
+        return Sources(**{name: tensor.cuda() for name, tensor in asdict(self).items()})
 
     def prepare(self, arm: str, arch: str = "sm_90a", **options: Any) -> PreparedExperts:
-        return prepare_experts(**vars(self), arch=arch, **{**ARMS[arm], **options})
+        return prepare_experts(**asdict(self), arch=arch, **{**ARMS[arm], **options})
 
 
 def geometries(hidden: int, intermediate: int) -> tuple[ScaleGeometry, ScaleGeometry]:

@@ -35,7 +35,7 @@ def sources() -> Sources:
 @pytest.mark.parametrize("arm", list(ARMS))
 def test_both_source_orders_of_every_arm_give_the_layer_back(sources: Sources, arm: str, order: str, arch: str) -> None:
     given = sources if order == "up_gate" else sources.gate_first()
-    kept = {name: tensor.clone() for name, tensor in vars(given).items()}
+    kept = {name: tensor.clone() for name, tensor in asdict(given).items()}
     made = given.prepare(arm, arch, source_order=order)
     assert (made.arch, made.arm, made.experts, made.hidden, made.intermediate) == (arch, arm, EXPERTS, HIDDEN, 192)
     assert made.is_inline == (arm == "inline")
@@ -46,7 +46,7 @@ def test_both_source_orders_of_every_arm_give_the_layer_back(sources: Sources, a
         native_planes(made), geometries(HIDDEN, 192), (sources.w13_scales, sources.w2_scales), strict=True
     ):
         assert torch.equal(logical_scales(geometry, plane), source.clamp(max=247))
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in vars(given).items())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in asdict(given).items())
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_unknown_options_are_refused(sources: Sources) -> None:
     with pytest.raises(UnknownArch):
         sources.prepare("inline", arch="sm_90")
     narrow = {
-        name: tensor[:, :192].contiguous() if name[:3] == "w13" else tensor for name, tensor in vars(sources).items()
+        name: tensor[:, :192].contiguous() if name[:3] == "w13" else tensor for name, tensor in asdict(sources).items()
     }
     with pytest.raises(UnsupportedGeometry, match="intermediate = 96"):
         Sources(**narrow).prepare("inline")
