@@ -2,8 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping
-from functools import cache, cached_property
-from typing import Any, ClassVar, Self, dataclass_transform, get_origin
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_origin
 
 import msgspec
 from msgspec import Struct, StructMeta
@@ -54,6 +54,11 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
     """
 
     family_name: ClassVar[str]
+    if TYPE_CHECKING:
+
+        @property
+        def digest(self) -> str:
+            """The sha256 of the encoding."""
 
     def __post_init__(self) -> None:
         for name, kind in declared_kinds(type(self)).items():
@@ -64,11 +69,8 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
                     self.family_name,
                     f"{name} = {value!r} is a {type(value).__name__}, not the {kind.__name__} it is declared as",
                 )
-
-    @cached_property
-    def digest(self) -> str:
-        """The sha256 of the encoding."""
-        return hashlib.sha256(self.encode()).hexdigest()
+        # No field, and found as fast as one: every launch that looks a program up asks for it.
+        self.__dict__["digest"] = hashlib.sha256(self.encode()).hexdigest()
 
     def to_fields(self) -> dict[str, Field]:
         """Return all fields by name, defaults included."""
@@ -110,6 +112,9 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
             if name not in values and name not in defaults:
                 raise InvalidPayload(cls.family_name, f"{name} is missing")
         return cls(**{name: freeze_lists(value) for name, value in values.items()})
+
+    def __copy__(self) -> Self:
+        return self  # a structure's own copy has its fields alone
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Payload) and self.digest == other.digest
