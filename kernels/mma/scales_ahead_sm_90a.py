@@ -100,6 +100,9 @@ class AheadMemory(RowMemory):
 class InlineAhead:
     """What is alike of halves and rows: a task's headers are loaded ahead, of ``groups`` row groups."""
 
+    groups: int
+    steps: int
+
     def remember(self):
         """Return the registers of a warp."""
         return AheadMemory(self.groups, self.steps)
