@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform, get_origin
+from typing import Any, ClassVar, Self, dataclass_transform, get_origin
 
 import msgspec
 from msgspec import Struct, StructMeta
@@ -24,10 +24,15 @@ class PayloadMeta(StructMeta):
     ------
     DecoratedPayload
         The class is decorated as a dataclass.
+    InvalidPayload
+        It has a field that is called like the digest, which would take its place.
     """
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "PayloadMeta":
-        return super().__new__(mcls, name, bases, namespace, **(options | FORM))
+        made = super().__new__(mcls, name, bases, namespace, **(options | FORM))
+        if "digest" in made.__struct_fields__:
+            raise InvalidPayload(name, "digest is no name for a field: every payload has a digest of its own")
+        return made
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name == "__dataclass_params__":  # the first thing that the decorator sets
@@ -54,11 +59,9 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
     """
 
     family_name: ClassVar[str]
-    if TYPE_CHECKING:
-
-        @property
-        def digest(self) -> str:
-            """The sha256 of the encoding."""
+    # Each payload has the sha256 of its encoding in its dictionary: no field, and found as fast as one, as every launch
+    # that looks a program up asks for it.
+    digest: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for name, kind in declared_kinds(type(self)).items():
@@ -69,7 +72,6 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
                     self.family_name,
                     f"{name} = {value!r} is a {type(value).__name__}, not the {kind.__name__} it is declared as",
                 )
-        # No field, and found as fast as one: every launch that looks a program up asks for it.
         self.__dict__["digest"] = hashlib.sha256(self.encode()).hexdigest()
 
     def to_fields(self) -> dict[str, Field]:

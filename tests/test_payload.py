@@ -271,3 +271,11 @@ def test_fields_that_are_annotated_by_text_or_inherited_have_their_declared_type
             Annotated(**wrong)
     with pytest.raises(InvalidPayload, match="is_wide = 1 is a int"):
         Further(is_wide=1)
+
+
+def test_a_field_cannot_take_the_place_of_the_digest():
+    with pytest.raises(InvalidPayload, match="payload of Tile: digest is no name for a field"):
+
+        class Tile(Payload):
+            family_name: ClassVar[str] = "tile"
+            digest: str
