@@ -2,12 +2,14 @@
 
 A program launched programmatically may start before the launch before it on its stream is complete. Most kernels of a
 layer wait for that before they touch anything it writes or reads, and let the next one start only then; so what is
-older than the launch before them is complete when they start, and some read it at once: ids, routes, weights.
+older than the launch before them is complete when they start, and some read it at once: ids, routes, weights, scales.
 
 Three let the next one start before they have waited: ``micro_act``, ``route_plan``, which also writes before it waits,
-and ``split_fc2``. What follows the latter two has to wait before it touches anything; what follows ``micro_act`` may
-read what is older than the launch before that one. The launch before ``micro_act`` or ``route_plan`` has to be one that
-waits first, or a plain one. All wait before they end, so that who waits for one relies on all before it.
+and ``split_fc2``. What follows the latter two has to wait before it touches anything. What follows ``micro_act`` may
+touch what is older than the launch before that one, and what neither of the two touches: ``micro_fc2`` reads ids,
+weights and scales, and clears the rows of routes without an expert. The launch before ``micro_act`` has to be
+``micro_fc1``, as in a layer, or a plain one; that before ``route_plan`` one that waits first, or a plain one. All wait
+before they end, so that who waits for one relies on all before it.
 
 What a kernel reads before it waits may have been written by a launch that ended before it started, and be in no cache
 of the SM from an earlier one: caches are taken to be invalid where a grid starts, as they are for plain launches.

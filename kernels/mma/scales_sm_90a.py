@@ -3,9 +3,10 @@
 Halves are those of the first projection, 64 up rows and the same 64 gate rows a stage; Rows those of the second, 128
 rows of one group. Both storages have the same methods, so that a kernel is written once. A warp calls ``locate`` for
 every task and for every step ``copy``, in one lane; some steps later ``rebuild``, which turns what has landed into the
-fp32 plane. What it keeps between calls is in the registers that ``remember`` gives. ``addresses`` are the kernel's
-scale parameters: the plane, or tile blocks, row bases and raw tiles. Words of a raw tile are loaded by the lanes that
-rebuild it, for which a warp must have time; :mod:`planfreeze.kernels.mma.scales_ahead_sm_90a` copies them before.
+fp32 plane. Of Halves it calls ``keep_rows`` before that, once a task's first step has landed. What it keeps between
+calls is in the registers that ``remember`` gives. ``addresses`` are the kernel's scale parameters: the plane, or tile
+blocks, row bases and raw tiles. Words of a raw tile are loaded by the lanes that rebuild it, for which a warp must have
+time; :mod:`planfreeze.kernels.mma.scales_ahead_sm_90a` copies them before.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"

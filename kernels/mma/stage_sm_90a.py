@@ -70,7 +70,8 @@ class Pipeline(Struct, frozen=True, kw_only=True):
     A stage holds, in this order: weights, rebuilt scales, activations, staged scales, row bases (inline), activation
     scales, and three barriers. What belongs to rows is there once for every warpgroup. ``full``: everything a consumer
     reads is there. ``empty``: all consumers are done. ``landed``: the staged scales are there; only who rebuilds them
-    waits for it. Words of raw tiles are staged where their scales are rebuilt, which consumers have read by then.
+    waits for it. Words of raw tiles, where a warp copies them ahead, are staged where their scales are rebuilt, which
+    consumers have read by then.
     """
 
     stages: int

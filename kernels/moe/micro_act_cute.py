@@ -98,6 +98,7 @@ class MicroAct:
     @cute.kernel
     def kernel(self, parameters):
         projections, topk_ids, alpha, intermediate, pairs, experts, rows = parameters
+        # At once, so that the second projection copies weights while the first one multiplies.
         start_next()
         lane, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()

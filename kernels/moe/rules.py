@@ -60,8 +60,8 @@ On sm_90a, tiles of 32 rows are slower than of 16 at 768 tokens and faster at 10
 INLINE_LIMITS: Mapping[str, int] = {"sm_90a": 4096, "sm_120a": 1536}
 """By architecture: up to how many tokens of capacity grouped kernels read scales inline, unless options say otherwise.
 
-On sm_90a reading them inline is faster than expanding them first at all counts that were measured, of which 4096 is the
-largest (docs/side_by_side.md). sm_120a was not measured.
+On sm_90a reading them inline is faster than expanding them first, with rests between calls, at all counts that were
+measured, of which 4096 is the largest (docs/side_by_side.md). sm_120a was not measured.
 """
 SMALLEST_ROW_TILE = 64
 MAX_COUNT = 2**31 - 1

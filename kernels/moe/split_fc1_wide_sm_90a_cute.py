@@ -121,7 +121,7 @@ class WideSplitFc1(SplitFc1):
     def fill(self, shared, lane, group, walk, parameters):
         """Copy the weights and scales of a warpgroup, and rebuild those scales a step later.
 
-        Not ``lag`` steps: words of raw tiles are loaded by then, and have as much more time to come.
+        Not ``lag`` steps: a rebuild may have to wait for words of raw tiles, and what is left of the ring is its slack.
         """
         block, blocks, tasks = walk
         w13 = parameters[2]

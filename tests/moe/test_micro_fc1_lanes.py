@@ -96,7 +96,7 @@ def check_projections(problem, found):
 
 @pytest.mark.parametrize(
     ("hidden", "intermediate", "ids", "steps"),
-    # Three 64-row tiles, the last one a short scale tile: three steps a part, so the rebuild lags two. One tile: more
+    # Three 64-row tiles, the last one a short scale tile: three steps a part. One tile: more
     # steps than stages.
     [(768, 192, (2, 7, -1, 0), (2, 3)), (2560, 64, (3, 1), (4, 5))],
 )

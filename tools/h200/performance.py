@@ -54,7 +54,9 @@ interleaved rounds, forms of scales side by side; for the projections three or f
 
 All arms give the same bits. Errors are relative L2 against float64 with the kernels' roundings; times are microseconds
 a call in CUDA graphs, medians of 54 interleaved rounds, routing and sums included. `expand` decodes the scales before
-every call; above 1536 tokens, the limit that these plans were made with, the inline arm expands its own first.
+every call; above 1536 tokens, the limit that these plans were made with, the inline arm expands its own first. Calls
+of a graph have the same routes, so that the L2 keeps some of what few tokens read; [side_by_side.md](side_by_side.md)
+has calls with routes of their own.
 
 | layer | tokens | error | native | expand | inline |
 |---|---|---|---|---|---|

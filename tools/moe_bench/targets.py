@@ -58,7 +58,8 @@ class Target(Struct, frozen=True, kw_only=True):
 def list_targets(figures: Figures) -> tuple[Target, ...]:
     """Return every target with its value over synthetic scales."""
     layer = figures["layers"].get("synthetic", {})
-    return (*floor_targets(layer), *arm_targets(layer), *peer_targets(layer), *limit_targets(layer))
+    limit = figures.get("inline_limit", 0)
+    return (*floor_targets(layer), *arm_targets(layer), *peer_targets(layer), *limit_targets(layer, limit))
 
 
 def floor_targets(layer: Figures) -> Iterator[Target]:
@@ -95,14 +96,17 @@ def peer_targets(layer: Figures) -> Iterator[Target]:
             )
 
 
-def limit_targets(layer: Figures) -> Iterator[Target]:
-    """Yield what decides the inline limit: as long as reading scales inline takes less than their expansion."""
+def limit_targets(layer: Figures, planned: int) -> Iterator[Target]:
+    """Yield what decides the inline limit: as long as reading scales inline takes less than their expansion.
+
+    Up to the limit that the run was planned with, the inline arm reads them so.
+    """
     for tokens in (count for count in TOKENS if count >= INLINE_TOKENS):
-        unlimited = ratio(layer, tokens, "inline_always", "expand")
+        arm = OURS if tokens <= planned else "inline_always"
         yield Target(
             what=f"inline limit: inline without limit over per-call expansion, {tokens} tokens",
             limit=1.0,
-            value=ratio(layer, tokens, OURS, "expand") if unlimited is None else unlimited,
+            value=ratio(layer, tokens, arm, "expand"),
         )
 
 
