@@ -12,7 +12,14 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma.memory import select
-from planfreeze.kernels.mma.scales_sm_90a import InlineHalves, InlineRows, NativeHalves, NativeRows, RowMemory
+from planfreeze.kernels.mma.scales_sm_90a import (
+    InlineHalves,
+    InlineRows,
+    NativeHalves,
+    NativeRows,
+    RowMemory,
+    make_words,
+)
 from planfreeze.kernels.mma.sm_90a import raw_tile
 from planfreeze.kernels.mma.stage_sm_90a import GROUP_SCALE_BYTES
 from planfreeze.kernels.scales.geometry import RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
@@ -137,7 +144,7 @@ class InlineHalvesAhead(InlineAhead, InlineHalves):
         is_raw, memory = found
         if is_raw:
             raw = addresses[2] + Int64(half_tile & 1) * GROUP_SCALE_BYTES
-            copy_raw(stage + self.pipeline.scales, raw, memory, GROUP_SCALE_BYTES, stage + self.pipeline.landed)
+            copy_tiles(stage + self.pipeline.scales, raw, memory, GROUP_SCALE_BYTES, stage + self.pipeline.landed)
 
 
 class InlineRowsAhead(InlineAhead, InlineRows):
@@ -154,15 +161,7 @@ class InlineRowsAhead(InlineAhead, InlineRows):
         """Start the copy of the words of a step's raw tile, which ``landed`` waits for, too."""
         is_raw, memory = found
         if is_raw:
-            copy_raw(stage + self.pipeline.scales, addresses[2], memory, RAW_TILE_BYTES, stage + self.pipeline.landed)
-
-
-def make_words(count):
-    """Return so many registers, zero."""
-    words = cute.make_rmem_tensor((count,), Uint32)
-    for i in range(count):
-        words[i] = Uint32(0)
-    return words
+            copy_tiles(stage + self.pipeline.scales, addresses[2], memory, RAW_TILE_BYTES, stage + self.pipeline.landed)
 
 
 @cute.jit
@@ -174,7 +173,7 @@ def find_raw(memory, step):
     return is_raw
 
 
-def copy_raw(target, raw, memory, raw_bytes, landed):
+def copy_tiles(target, raw, memory, raw_bytes, landed):
     """Copy the words of the raw tiles of a step, ``raw_bytes`` of each from ``raw`` on; ``landed`` waits for them."""
     for group in range(memory.groups):
         copy_words(target + group * raw_bytes, raw, memory.found[group], raw_bytes, landed)

@@ -34,7 +34,7 @@ from planfreeze.kernels.mma.stage_sm_90a import (
 )
 from planfreeze.kernels.scales.geometry import BASE_BLOCK_BYTES, TILE_BLOCK_BYTES
 
-__all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows"]
+__all__ = ["InlineHalves", "InlineRows", "NativeHalves", "NativeRows", "RowMemory", "make_words"]
 
 
 class NativeHalves:
@@ -96,9 +96,8 @@ class RowMemory:
     """What a warp keeps, in registers, of the rows that its lanes rebuild: bases, and where selectors are."""
 
     def __init__(self):
-        self.bases = cute.make_rmem_tensor((4,), Uint32)
-        self.offset = cute.make_rmem_tensor((1,), Uint32)
-        self.keep([Uint32(0)] * 4, Uint32(0))
+        self.bases = make_words(4)
+        self.offset = make_words(1)
 
     def __extract_mlir_values__(self):
         """The tensors stay where they are: nothing of them is carried through branches and loops."""
@@ -272,3 +271,11 @@ class InlineRows:
     def raw_words(self, addresses, scales, lane):
         """Return what gives a lane's words of the raw tile that a header names: by loading them."""
         return lambda header: load_raw(addresses[2], header, lane * 16)
+
+
+def make_words(count):
+    """Return so many registers, zero."""
+    words = cute.make_rmem_tensor((count,), Uint32)
+    for i in range(count):
+        words[i] = Uint32(0)
+    return words
