@@ -22,6 +22,7 @@ from planfreeze.kernels.mma.scales_sm_90a import (
 )
 from planfreeze.kernels.mma.sm_90a import raw_tile
 from planfreeze.kernels.mma.stage_sm_90a import GROUP_SCALE_BYTES
+from planfreeze.kernels.mma.tokens_sm_90a import fence_async
 from planfreeze.kernels.scales.geometry import RAW_TILE_BYTES, SELECTOR_BYTES, TILE_BLOCK_BYTES
 
 __all__ = ["InlineHalvesAhead", "InlineRowsAhead", "NativeHalvesAhead", "NativeRowsAhead"]
@@ -183,5 +184,7 @@ def copy_tiles(target, raw, memory, raw_bytes, landed):
 def copy_words(target, raw, header, raw_bytes: cutlass.Constexpr, landed):
     """Copy the words of the raw tile that a header names, if it names one."""
     if Int32(header) < 0:
+        # Orders the rebuilt scales that stood there before the words.
+        fence_async()
         ptx.expect(landed, Int32(raw_bytes))
         ptx.copy_bulk(target, raw_tile(raw, header), Int32(raw_bytes), landed)

@@ -44,7 +44,10 @@ VECTOR_BYTES, VALUES = 16, 4
 
 @dsl_user_op
 def fence_async(*, loc=None, ip=None):
-    """Make this thread's earlier accesses to shared memory visible to wgmma, once a barrier follows."""
+    """Order this thread's earlier accesses to shared memory before those of wgmma and bulk copies.
+
+    Before those of other threads once a barrier follows.
+    """
     ptx.emit([], [], "fence.proxy.async.shared::cta;", "~{memory}", loc=loc, ip=ip)
 
 

@@ -220,14 +220,17 @@ class MicroFc1:
         target = stage + self.pipeline.weights
         size_bytes = Int32(HALF_WEIGHT_BYTES)
         gate = weights + Int64(self.hidden * self.intermediate // 2)
-        ptx.arrive_expecting(full, Int32(WEIGHT_BYTES))
+        ptx.expect(full, Int32(WEIGHT_BYTES))
         ptx.copy_bulk(target, weights, size_bytes, full)
         ptx.copy_bulk(target + HALF_WEIGHT_BYTES, gate, size_bytes, full)
 
     def copy_row(self, stage, row, row_scales):
-        """Start the copies of the activation row and its scales, which ``full`` waits for."""
+        """Start the copies of the activation row and its scales, which ``full`` waits for.
+
+        It waits for an arrival here and one of who rebuilds scales, however early weights were copied.
+        """
         full = stage + self.pipeline.full
-        ptx.expect(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
+        ptx.arrive_expecting(full, Int32(ROW_BYTES + ROW_SCALE_BYTES))
         ptx.copy_bulk(stage + self.pipeline.activations, row, Int32(ROW_BYTES), full)
         ptx.copy_bulk(stage + self.pipeline.activation_scales, row_scales, Int32(ROW_SCALE_BYTES), full)
 

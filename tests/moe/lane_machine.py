@@ -74,6 +74,8 @@ class Group:
 class Block:
     """One thread block: its shared memory, barriers and copy engine, and the instructions over them."""
 
+    late_bytes = None
+
     def __init__(self, memory, launch, seed):
         self.memory, self.threads = memory, launch.block[0]
         self.shared = np.full(SHARED_BASE + launch.shared_bytes, 0xFF, dtype=np.uint8)
@@ -127,11 +129,18 @@ class Block:
 
     def arrive(self, barrier, size_bytes=0):
         if here.is_elected:
+            self.be_late(size_bytes)
             self.barriers[int(barrier)].update(arrivals=1, size_bytes=int(size_bytes))
 
     def expect(self, barrier, size_bytes):
         if here.is_elected:
+            self.be_late(size_bytes)
             self.barriers[int(barrier)].update(size_bytes=int(size_bytes))
+
+    def be_late(self, size_bytes):
+        """Let all others go on as far as they can before bytes are expected that are to be expected late."""
+        if int(size_bytes) == self.late_bytes:
+            self.turns.wait_for_others()
 
     def start_products(self, fragments, descriptor):
         lanes = self.meet((fragments, descriptor))
@@ -198,7 +207,7 @@ class Block:
             shuffle_sync=lambda value, lane: self.exchange(value)[int(lane)],
             vote_any_sync=lambda holds: any(self.exchange(bool(holds))),
             vote_ballot_sync=lambda holds: sum(bit << lane for lane, bit in enumerate(self.exchange(bool(holds)))),
-            griddepcontrol_wait=self.turns.wait_for_launch,
+            griddepcontrol_wait=self.turns.wait_for_others,
             griddepcontrol_launch_dependents=lambda: None,
         )
         return SimpleNamespace(arch=arch, make_rmem_tensor=lambda shape, kind: [None] * shape[0])
@@ -214,14 +223,16 @@ def place(parts):
     return np.concatenate(memory), addresses
 
 
-def run(source, blocks, tensors, scalars, *, is_reversed=False):
+def run(source, blocks, tensors, scalars, *, is_reversed=False, late_bytes=None):
     """Run the kernel of a source over tensors; return the last of them as the kernel left it.
 
-    Blocks run one after the other, the last one first if ``is_reversed``.
+    Blocks run one after the other, the last one first if ``is_reversed``. Wherever ``late_bytes`` bytes are expected,
+    that happens as late as it can.
     """
     memory, addresses = place(tensors)
     parameters = (*(np.int64(address) for address in addresses), *(np.int32(value) for value in scalars))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Block, "late_bytes", late_bytes)
         run_blocks(patch, source, blocks, memory, parameters, is_reversed=is_reversed)
     output = tensors[-1]
     return memory[addresses[-1] : addresses[-1] + output.nbytes].view(output.dtype).reshape(output.shape)
@@ -257,6 +268,7 @@ def run_blocks(monkeypatch, source, blocks, memory, parameters, *, is_reversed=F
         kernel = getattr(kernel_module, kernel_name)(launch=source.launch, **dict(source.constants))
         block = Block(memory, source.launch, seed=index)
         monkeypatch.setattr(scales_ahead_sm_90a, "select", lambda condition, a, b: a if condition else b)
+        monkeypatch.setattr(scales_ahead_sm_90a, "fence_async", lambda: None)
         for module in modules:
             monkeypatch.setattr(module, "ptx", block.instructions(), raising=False)
             monkeypatch.setattr(module, "cute", block.language(index, blocks), raising=False)

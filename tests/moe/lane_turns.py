@@ -58,8 +58,8 @@ class Turns:
         self.ready += waiting
         waiting.clear()
 
-    def wait_for_launch(self):
-        """Wait for the launch before this one, which ends when nobody else here can go on."""
+    def wait_for_others(self):
+        """Wait until nobody else can go on: as long as the launch before this one may take."""
         self.wait(self.last)
 
     def stumble(self):

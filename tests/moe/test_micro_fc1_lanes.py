@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES
 from planfreeze.kernels.moe.geometry import projection_parts
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload, micro_fc1
 from planfreeze.kernels.moe.reference import (
@@ -67,7 +68,7 @@ def make_problem(*, hidden, intermediate, ids, top_k):
     )
 
 
-def run_problem(lane_machine, problem, *, csf_inline, id_bits, blocks, is_reversed=False):
+def run_problem(lane_machine, problem, *, csf_inline, id_bits, blocks, **how):
     """Return the projections of a problem as fp32 bits; untouched rows keep 0xFFFFFFFF."""
     payload = MicroFc1Payload(
         hidden=problem.hidden,
@@ -81,7 +82,7 @@ def run_problem(lane_machine, problem, *, csf_inline, id_bits, blocks, is_revers
     output = np.full(problem.expected.shape, UNTOUCHED, dtype=np.uint32)
     source = micro_fc1.define(payload, target("sm_90a")).source
     tensors = (problem.a8, problem.a_scale, problem.w13, *scales, ids, output)
-    return lane_machine.run(source, blocks, tensors, (ids.size, problem.experts), is_reversed=is_reversed)
+    return lane_machine.run(source, blocks, tensors, (ids.size, problem.experts), **how)
 
 
 def check_projections(problem, found):
@@ -109,6 +110,13 @@ def test_both_storages_give_the_same_projections(lane_machine, hidden, intermedi
     inline = run_problem(lane_machine, problem, csf_inline=True, id_bits=64, blocks=1)
     assert (native == inline).all()
     check_projections(problem, native)
+
+
+@pytest.mark.parametrize("csf_inline", [False, True])
+def test_a_row_that_is_expected_late_is_waited_for(lane_machine, csf_inline):
+    problem = make_problem(hidden=768, intermediate=64, ids=(2, 0), top_k=2)
+    how = {"csf_inline": csf_inline, "id_bits": 32, "blocks": 1, "late_bytes": ROW_BYTES + ROW_SCALE_BYTES}
+    check_projections(problem, run_problem(lane_machine, problem, **how))
 
 
 @pytest.mark.parametrize(("hidden", "steps"), [(256, (2, 1)), (512, (4, 1)), (1024, (4, 2))])

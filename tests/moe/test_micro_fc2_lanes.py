@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES
 from planfreeze.kernels.moe.geometry import intermediate_bytes, intermediate_scale_offset, padded_width
 from planfreeze.kernels.moe.micro_fc2 import MicroFc2Payload, micro_fc2
 from planfreeze.kernels.moe.reference import (
@@ -73,7 +74,7 @@ class Problem:
             return tuple(part.numpy() for part in encode(self.geometry, self.plane).parts())
         return (self.plane.numpy(),)
 
-    def run(self, lane_machine, *, csf_inline, id_bits, blocks, padding=0x00):
+    def run(self, lane_machine, *, csf_inline, id_bits, blocks, padding=0x00, **how):
         """Return the route rows as bf16 bits."""
         payload = MicroFc2Payload(
             hidden=self.hidden, intermediate=self.intermediate, id_bits=id_bits, csf_inline=csf_inline
@@ -89,7 +90,7 @@ class Problem:
             output,
         )
         source = micro_fc2.define(payload, target(ARCH)).source
-        return lane_machine.run(source, blocks, tensors, (self.ids.size, EXPERTS, self.rows))
+        return lane_machine.run(source, blocks, tensors, (self.ids.size, EXPERTS, self.rows), **how)
 
     def check(self, found):
         """Compare bf16 bits with float64; rows of invalid experts are zeros."""
@@ -116,6 +117,13 @@ def test_both_storages_give_the_same_rows(lane_machine):
     inline = problem.run(lane_machine, csf_inline=True, id_bits=64, blocks=1)
     assert (native == inline).all()
     problem.check(native)
+
+
+@pytest.mark.parametrize("csf_inline", [False, True])
+def test_a_row_that_is_expected_late_is_waited_for(lane_machine, csf_inline):
+    problem = Problem(intermediate=192, ids=(2, 0))
+    how = {"csf_inline": csf_inline, "id_bits": 32, "blocks": 1, "late_bytes": ROW_BYTES + ROW_SCALE_BYTES}
+    problem.check(problem.run(lane_machine, **how))
 
 
 def test_tasks_of_one_step(lane_machine):
