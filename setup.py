@@ -8,6 +8,7 @@ from setuptools import Extension, setup
 tensors = Extension(
     "planfreeze._tensors",
     ["planfreeze/tensors.c"],
+    depends=["planfreeze/dlpack_views.h", "planfreeze/tensor_rows.h"],
     extra_compile_args=["-std=c11", "-Wall", "-Wextra", "-g0"],
     py_limited_api=True,
     optional=True,

@@ -57,13 +57,19 @@ def build_wheel(source: Path, tmp_path: Path, **environment: str) -> tuple[Path,
         return wheel, set(opened.namelist()), said
 
 
+def test_a_source_distribution_holds_all_c(source: Path) -> None:
+    written = {path.name for path in (ROOT / "planfreeze").glob("*.[ch]")}
+    assert len(written) == 3
+    assert {path.name for path in (source / "planfreeze").glob("*.[ch]")} == written
+
+
 def test_a_wheel_holds_the_extension_for_this_and_later_versions_of_python_and_no_c(
     source: Path, tmp_path: Path
 ) -> None:
     wheel, names, _ = build_wheel(source, tmp_path, CFLAGS="-Werror")
     assert "-cp311-abi3-linux_" in wheel.name
     assert {EXTENSION, "planfreeze/_tensors.pyi", "planfreeze/py.typed"} <= names
-    assert not [name for name in names if name.endswith((".c", ".o"))]
+    assert not [name for name in names if name.endswith((".c", ".h", ".o"))]
     with zipfile.ZipFile(wheel) as opened:
         opened.extract(EXTENSION, tmp_path)
     look = "import _tensors; print(_tensors.TensorCheck)"
