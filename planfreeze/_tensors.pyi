@@ -1,8 +1,11 @@
-"""Checks of tensors, all those of a call in one go; written in C, in tensors.c."""
+"""Checks of tensors, all those of a call in one go; written in C, in tensors.c and headers beside it."""
 
 from typing import Any
 
-__all__ = ["TensorCheck"]
+__all__ = ["NoView", "TensorCheck"]
+
+class NoView(Exception):
+    """torch hands out no view of a tensor that a row is like, or it is no plain tensor."""
 
 class TensorCheck:
     """What the tensors of a program's calls have to be.
@@ -16,6 +19,14 @@ class TensorCheck:
     rows : tuple of (int, tensor, int, bool)
         For each tensor its place among the values of a call, one of the dtype and on the device wanted, the alignment
         in bytes, and whether it must be contiguous.
+
+    Raises
+    ------
+    NoView
+        A row is like no plain tensor, or like one that torch has no view of.
+    ValueError
+        The table is of no version that is known here, or has no function for views; a row has a negative place, or an
+        alignment of 0.
     """
 
     def __new__(

@@ -65,17 +65,29 @@ static int take_address(const Torch *torch, const Row *row, PyObject *value, int
     return found >= 0 && found >= elements && is_aligned(*address, row->alignment);
 }
 
+/* Sets the error that torch has no view of a tensor, with the reason that torch gave. */
+static void raise_no_view(PyObject *no_view)
+{
+    PyObject *type, *reason, *trace;
+    if (PyErr_Occurred() != NULL && PyErr_ExceptionMatches(PyExc_MemoryError))
+        return; /* which says nothing of the tensor */
+    PyErr_Fetch(&type, &reason, &trace);
+    PyErr_Format(no_view, "torch has no view of what a row is like: %S", reason == NULL ? Py_None : reason);
+    Py_XDECREF(type);
+    Py_XDECREF(reason);
+    Py_XDECREF(trace);
+}
+
 /* Fills in a row from a tensor of the type and on the device wanted; -1 with an error set. */
-static int read_like(const Torch *torch, PyObject *like, Row *row)
+static int read_like(const Torch *torch, PyObject *no_view, PyObject *like, Row *row)
 {
     View view;
     if (!has_class(torch, like)) {
-        PyErr_SetString(PyExc_TypeError, "a row is like something that is no plain tensor");
+        PyErr_SetString(no_view, "a row is like something that is no plain tensor");
         return -1;
     }
     if (torch->take_view(like, &view) != 0) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_RuntimeError, "a row is like a tensor that has no view");
+        raise_no_view(no_view);
         return -1;
     }
     row->device = view.device;
@@ -89,7 +101,7 @@ static int read_like(const Torch *torch, PyObject *like, Row *row)
     return 0;
 }
 
-static int read_row(const Torch *torch, PyObject *given, Row *row)
+static int read_row(const Torch *torch, PyObject *no_view, PyObject *given, Row *row)
 {
     PyObject *like;
     unsigned long long alignment;
@@ -104,7 +116,7 @@ static int read_row(const Torch *torch, PyObject *given, Row *row)
         PyErr_SetString(PyExc_ValueError, "a row has a negative place, or an alignment of 0");
         return -1;
     }
-    return read_like(torch, like, row);
+    return read_like(torch, no_view, like, row);
 }
 
 #endif

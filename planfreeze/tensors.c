@@ -30,6 +30,10 @@ typedef struct {
     Row *rows;
 } TensorCheck;
 
+typedef struct {
+    PyObject *no_view; /* an exception */
+} Module;
+
 /* 1 where all addresses were written, 0 where one is not known, -1 with an error set. */
 static int take_addresses(const TensorCheck *self, PyObject *values, const char *numbers, char *words)
 {
@@ -83,7 +87,7 @@ static PyObject *take(PyObject *object, PyObject *const *arguments, Py_ssize_t c
 
 /* --- What every call is held against ----------------------------------------------------------------------------- */
 
-static int read_rows(TensorCheck *self, PyObject *rows)
+static int read_rows(TensorCheck *self, PyObject *no_view, PyObject *rows)
 {
     Py_ssize_t count = PyTuple_Size(rows);
     self->rows = PyMem_Calloc((size_t)count + 1, sizeof(Row));
@@ -93,7 +97,7 @@ static int read_rows(TensorCheck *self, PyObject *rows)
     }
     self->count = count;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (read_row(&self->torch, PyTuple_GetItem(rows, i), &self->rows[i]) < 0)
+        if (read_row(&self->torch, no_view, PyTuple_GetItem(rows, i), &self->rows[i]) < 0)
             return -1;
     return 0;
 }
@@ -101,8 +105,11 @@ static int read_rows(TensorCheck *self, PyObject *rows)
 static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *named)
 {
     PyObject *capsule, *classes, *rows;
+    const Module *module = PyType_GetModuleState(type);
     TakeView take_view;
     TensorCheck *self;
+    if (module == NULL)
+        return NULL;
     if (named != NULL && PyDict_Size(named) > 0)
         return PyErr_Format(PyExc_TypeError, "TensorCheck() takes no named arguments");
     if (!PyArg_ParseTuple(arguments, "OO!O!", &capsule, &PyTuple_Type, &classes, &PyTuple_Type, &rows))
@@ -117,7 +124,7 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *named)
     self->torch.classes = classes;
     self->torch.dtype_name = PyUnicode_InternFromString("dtype");
     self->torch.take_view = take_view; /* the table lives as long as the process, says DLPack */
-    if (self->torch.dtype_name == NULL || read_rows(self, rows) < 0) {
+    if (self->torch.dtype_name == NULL || read_rows(self, module->no_view, rows) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -142,7 +149,9 @@ PyDoc_STRVAR(check_doc, "TensorCheck(exchange, classes, rows, /)\n--\n\n\
 What the tensors of a program's calls have to be.\n\n\
 ``exchange`` is the capsule of DLPack's table, ``classes`` the types whose tensors are nothing but what torch says of\n\
 them; a row is the place of a tensor among the values of a call, a tensor of the type and on the device wanted, an\n\
-alignment in bytes, and whether it must be contiguous.");
+alignment in bytes, and whether it must be contiguous.\n\n\
+Raises NoView where a row is like no plain tensor or one that torch has no view of, ValueError where the table or a\n\
+row is not what it has to be.");
 
 static PyMethodDef methods[] = {
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, take_doc},
@@ -164,12 +173,39 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
-static int fill_module(PyObject *module)
+PyDoc_STRVAR(no_view_doc, "torch hands out no view of a tensor that a row is like, or it is no plain tensor.");
+
+static int fill_module(PyObject *object)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    int status = type == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)type);
+    Module *module = PyModule_GetState(object);
+    PyObject *type;
+    int status;
+    module->no_view = PyErr_NewExceptionWithDoc("planfreeze._tensors.NoView", no_view_doc, NULL, NULL);
+    if (module->no_view == NULL || PyModule_AddObjectRef(object, "NoView", module->no_view) < 0)
+        return -1;
+    type = PyType_FromModuleAndSpec(object, &spec, NULL);
+    status = type == NULL ? -1 : PyModule_AddType(object, (PyTypeObject *)type);
     Py_XDECREF(type);
     return status;
+}
+
+static int visit_module(PyObject *object, visitproc visit, void *arg)
+{
+    Module *module = PyModule_GetState(object);
+    Py_VISIT(module->no_view);
+    return 0;
+}
+
+static int clear_module(PyObject *object)
+{
+    Module *module = PyModule_GetState(object);
+    Py_CLEAR(module->no_view);
+    return 0;
+}
+
+static void discard_module(void *object)
+{
+    clear_module(object);
 }
 
 static PyModuleDef_Slot module_slots[] = {
@@ -181,7 +217,11 @@ static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "planfreeze._tensors",
     .m_doc = "Checks of tensors, all those of a call in one go.",
+    .m_size = sizeof(Module),
     .m_slots = module_slots,
+    .m_traverse = visit_module,
+    .m_clear = clear_module,
+    .m_free = discard_module,
 };
 
 PyMODINIT_FUNC PyInit__tensors(void)

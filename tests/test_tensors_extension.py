@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from planfreeze import tensor_checks
-from planfreeze._tensors import TensorCheck
+from planfreeze._tensors import NoView, TensorCheck
 from planfreeze.tensor_checks import find_obstacle, make_check, take_nothing
 
 torch = pytest.importorskip("torch")
@@ -150,8 +150,25 @@ def test_a_tensor_that_has_no_view_is_not_taken(shown: SimpleNamespace) -> None:
     take = TensorCheck(shown.capsule, CLASSES, ((0, LIKE, 1, True),)).take
     shown.status = -1
     assert take((LIKE,), bytes(8), bytearray(8)) is False
-    with pytest.raises(RuntimeError, match="no view"):
+    with pytest.raises(NoView, match="no view"):
         TensorCheck(shown.capsule, CLASSES, ((0, LIKE, 1, True),))
+
+
+NO_VIEWS = {
+    "no plain tensor": (lambda: "rows", "no plain tensor"),
+    "bits": (lambda: torch.empty(0, dtype=torch.bits8), "no view of .*: Bit types are not supported by dlpack"),
+    "nowhere": (lambda: torch.empty(0, device="meta"), "no view of .*: Cannot pack tensors on meta"),
+}
+
+
+@pytest.mark.parametrize("like", NO_VIEWS)
+def test_a_row_that_is_like_what_has_no_view_is_told_from_every_other_error(like: str) -> None:
+    make, reason = NO_VIEWS[like]
+    with pytest.raises(NoView, match=reason):
+        TensorCheck(EXCHANGE, CLASSES, ((0, make(), 1, True),))
+    assert NoView.__bases__ == (Exception,)
+    with pytest.raises(ValueError, match="alignment of 0"):
+        TensorCheck(EXCHANGE, CLASSES, ((0, make(), 0, True),))
 
 
 def test_versions_of_the_table_that_are_not_known_are_refused_but_an_older_one_behind_them_is_found(
@@ -171,8 +188,7 @@ def test_versions_of_the_table_that_are_not_known_are_refused_but_an_older_one_b
 
 
 def stand_in(**facts: Any) -> Any:
-    made = {name: getattr(torch, name) for name in ("empty", "float32", "nn")}
-    return SimpleNamespace(Tensor=SimpleNamespace(**facts), **made)
+    return SimpleNamespace(Tensor=SimpleNamespace(**facts))
 
 
 def test_what_keeps_tensors_from_being_taken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +260,7 @@ rows = strategies.tuples(
     calls=strategies.lists(strategies.tuples(anything, anything, anything), max_size=4),
 )
 def test_whatever_it_is_given_it_answers_or_raises(exchange: Any, classes: Any, made_of: Any, calls: Any) -> None:
-    ordinary = (TypeError, ValueError, IndexError, BufferError, OverflowError, RuntimeError, AttributeError)
+    ordinary = (TypeError, ValueError, IndexError, BufferError, OverflowError, RuntimeError, AttributeError, NoView)
     with suppress(*ordinary):
         take = TensorCheck(exchange, classes, made_of).take
         for call in calls:
@@ -264,7 +280,7 @@ def test_nothing_is_kept_by_calls_and_nothing_by_checks_that_are_gone() -> None:
             for values in ((tensors[0], tensors[1]), (tensors[2], tensors[1]), (tensors[1], tensors[0]), tensors[2:]):
                 check.take(values, numbers, words)
             for row in ((0, "none", 1, True), (0, likes[0], 0, True), (0, torch.bits8, 1, True)):
-                with pytest.raises((TypeError, ValueError)):
+                with pytest.raises((NoView, ValueError)):
                     TensorCheck(EXCHANGE, CLASSES, ((1, likes[1], 1, True), row))
             with pytest.raises(IndexError):
                 check.take(tensors[:1], numbers, words)
