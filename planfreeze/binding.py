@@ -37,7 +37,7 @@ class Layout(msgspec.Struct, eq=False):
     numbers : bytes
         These, and behind them the integers as the driver reads them, eight bytes each.
     grid : (int, int, int), optional
-        The blocks that the program's family gives these integers, once they were asked for.
+        The blocks that the program's family gives these integers; once they were asked for.
     """
 
     scalars: Scalars
@@ -97,8 +97,8 @@ class Signature:
         Raises
         ------
         InvalidArgument
-            Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's. What was
-            written until then is part of no call.
+            Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's, or that has
+            no memory. What was written until then is part of no call.
         """
         if named or len(values) != len(self.arguments):
             values = self._in_order(values, named)
@@ -148,6 +148,7 @@ class Signature:
                 or (argument.is_contiguous and not value.is_contiguous())
                 or count_elements(value, argument) < elements
                 or (address := value.data_ptr()) % argument.alignment
+                or not has_memory(value, address)
             ):
                 self._explain_tensor(argument, value, elements)
             addresses.append(address)
@@ -190,6 +191,8 @@ class Signature:
             self._refuse(name, f"is on {value.device}, the program on {self.device.torch_device}")
         if argument.is_contiguous and not value.is_contiguous():
             self._refuse(name, f"is not contiguous: shape {tuple(value.shape)}, strides {value.stride()}")
+        if not has_memory(value, value.data_ptr()):
+            self._refuse(name, f"has no memory here for its {value.numel()} elements")
         if value.data_ptr() % argument.alignment:
             self._refuse(name, f"at {value.data_ptr():#x} is not aligned to {argument.alignment} bytes")
         self._refuse(name, f"has {count_elements(value, argument)} elements, the kernel may touch {elements}")
@@ -224,3 +227,12 @@ def count_elements(tensor: Any, argument: Argument) -> int:
     steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     spanned: int = 1 + sum(steps)
     return spanned
+
+
+def has_memory(tensor: Any, address: int) -> bool:
+    """Return whether there is memory behind the elements of a tensor, if it has any.
+
+    A storage that was resized to nothing is at 0, and its tensors are where they begin in it. So are those inside
+    torch's functionalization.
+    """
+    return tensor.numel() == 0 or address not in (0, tensor.storage_offset() * tensor.itemsize)

@@ -79,6 +79,11 @@ static int is_same_type(const ElementType *one, const ElementType *other)
     return one->code == other->code && one->bits == other->bits && one->lanes == other->lanes;
 }
 
+static int64_t size_bytes_of(const ElementType *type)
+{
+    return ((int64_t)type->bits * type->lanes + 7) / 8;
+}
+
 static uint64_t address_of(const View *view)
 {
     return (uint64_t)(uintptr_t)view->data + view->byte_offset;

@@ -116,7 +116,8 @@ class Program:
         Raises
         ------
         InvalidArgument
-            Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's.
+            Names the argument whose count, type, device, alignment, contiguity or size is not the kernel's, or that has
+            no memory.
         """
         self.refuse_unloaded()
         bound = Bound(self, is_programmatic=is_programmatic or self.launch_info.is_programmatic)

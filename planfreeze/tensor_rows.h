@@ -5,10 +5,13 @@
 
 #include "dlpack_views.h"
 
+#define LONGEST_STORAGE ((uint64_t)1 << 46) /* in bytes: 64 TiB, more than any machine has */
+
 /* What is asked of torch. */
 typedef struct {
     PyObject *classes; /* a tuple: types whose tensors are nothing but what torch says of them */
     PyObject *dtype_name;
+    PyObject *offset_name; /* of what says how many elements into its storage a tensor begins */
     TakeView take_view;
 } Torch;
 
@@ -44,6 +47,27 @@ static int has_dtype(const Torch *torch, const Row *row, PyObject *value)
     return found == NULL ? -1 : found == row->torch_dtype;
 }
 
+/* 1 where there is memory behind a tensor that has elements, 0 where there is none, -1 with an error set.
+
+   A storage that was resized to nothing is at 0, and its tensors are where they begin in it. torch is asked for that
+   only where an address is as low: most are not. */
+static int has_memory(const Torch *torch, PyObject *value, const View *view)
+{
+    uint64_t address = address_of(view);
+    PyObject *offset;
+    int64_t elements;
+    if (address == 0 || address >= LONGEST_STORAGE)
+        return address != 0;
+    offset = PyObject_CallMethodObjArgs(value, torch->offset_name, NULL);
+    if (offset == NULL)
+        return -1;
+    elements = PyLong_AsLongLong(offset);
+    Py_DECREF(offset);
+    if (elements == -1 && PyErr_Occurred() != NULL)
+        return -1;
+    return address != (uint64_t)elements * (uint64_t)size_bytes_of(&view->dtype);
+}
+
 /* 1 and the address of a tensor that is what a row wants, 0 where that is not known, -1 with an error set. */
 static int take_address(const Torch *torch, const Row *row, PyObject *value, int64_t elements, uint64_t *address)
 {
@@ -62,7 +86,9 @@ static int take_address(const Torch *torch, const Row *row, PyObject *value, int
         return 0;
     found = count_elements(&view, row->is_contiguous);
     *address = address_of(&view);
-    return found >= 0 && found >= elements && is_aligned(*address, row->alignment);
+    if (found < 0 || found < elements || !is_aligned(*address, row->alignment))
+        return 0;
+    return found == 0 ? 1 : has_memory(torch, value, &view);
 }
 
 /* Sets the error that torch has no view of a tensor, with the reason that torch gave. */

@@ -124,7 +124,9 @@ static PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *named)
     self->torch.classes = classes;
     self->torch.dtype_name = PyUnicode_InternFromString("dtype");
     self->torch.take_view = take_view; /* the table lives as long as the process, says DLPack */
-    if (self->torch.dtype_name == NULL || read_rows(self, module->no_view, rows) < 0) {
+    self->torch.offset_name = PyUnicode_InternFromString("storage_offset");
+    if (self->torch.dtype_name == NULL || self->torch.offset_name == NULL ||
+        read_rows(self, module->no_view, rows) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -140,6 +142,7 @@ static void discard(PyObject *object)
         Py_XDECREF(self->rows[i].torch_dtype);
     PyMem_Free(self->rows);
     Py_XDECREF(self->torch.dtype_name);
+    Py_XDECREF(self->torch.offset_name);
     Py_XDECREF(self->torch.classes);
     PyObject_Free(object);
     Py_DECREF(type);

@@ -22,7 +22,7 @@ strategies = hypothesis.strategies
 from torch._subclasses import FakeTensorMode  # noqa: E402 - torch is there from here on
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from .tensor_changes import CHANGES, MODES, UNREADABLE  # noqa: E402
+from .tensor_changes import CHANGES, MODES, UNREADABLE, free  # noqa: E402
 
 DEVICE: Any = SimpleNamespace(
     torch=torch, torch_device=torch.device("cpu"), dtypes={"f32": torch.float32, "i32": torch.int32}
@@ -193,6 +193,7 @@ def test_tensors_in_transforms_of_functions_are_judged_alike_on_both_roads() -> 
     with torch.autograd.forward_ad.dual_level():
         look(torch.autograd.forward_ad.make_dual(rows[0], rows[1]))
     assert ["storage" in verdict for verdict in seen] == [True, True, True, False, False]
+    assert "x has no memory here for its 24 elements" in seen[3]
 
 
 def test_a_program_that_is_made_among_fake_tensors_judges_as_any_other() -> None:
@@ -209,6 +210,27 @@ def test_sizes_beyond_those_of_any_tensor_are_refused() -> None:
     for elements, is_right in [(-5, True), (0, True), (24, True), (25, False), (2**63, False), (2**70, False)]:
         for signature in make_both(arguments=[pointer("x", "f32", lambda s, count=elements: count)]):
             assert (type(outcome(signature, {"x": torch.zeros(24)})) is bytes) == is_right
+
+
+FREED = ["freed", "freed in part of another", "functional", "functional part of another", "zeros without memory"]
+
+
+@pytest.mark.parametrize("change", FREED)
+def test_a_tensor_without_memory_is_refused(change: str) -> None:
+    aligned = pointer("x", "f32", lambda s: COUNT, alignment=32)
+    for signature in (*make_both(), *make_both(arguments=[aligned])):
+        call = make_call() | {"x": CHANGES[change](torch.zeros(COUNT))}
+        call = call if len(signature.arguments) > 1 else {"x": call["x"]}
+        with pytest.raises(InvalidArgument, match="x has no memory here for its 24 elements"):
+            check_words(signature, **call)
+
+
+def test_a_tensor_without_elements_needs_no_memory_where_no_elements_are_needed() -> None:
+    for needed, verdict in ((0, bytes(8)), (1, "x has 0 elements, the kernel may touch 1")):
+        for signature in make_both(arguments=[pointer("x", "f32", lambda s, needed=needed: needed)]):
+            for tensor in (torch.zeros(0), torch.zeros(3, 0), torch.zeros(9)[4:4], free(torch.zeros(8)[4:4])):
+                found = outcome(signature, {"x": tensor})
+                assert found == verdict if needed == 0 else verdict in found
 
 
 def test_alignments_that_are_no_powers_of_two_are_held_to_as_well() -> None:

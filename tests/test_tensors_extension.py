@@ -16,6 +16,8 @@ from planfreeze import tensor_checks
 from planfreeze._tensors import NoView, TensorCheck
 from planfreeze.tensor_checks import find_obstacle, make_check, take_nothing
 
+from .dlpack_tables import Table, TakeView, export
+
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 strategies = hypothesis.strategies
@@ -23,47 +25,6 @@ strategies = hypothesis.strategies
 EXCHANGE = torch.Tensor.__dlpack_c_exchange_api__
 CLASSES = (torch.Tensor, torch.nn.Parameter)
 LIKE = torch.empty(0)
-
-
-class View(ctypes.Structure):
-    """A tensor as DLPack lays it out."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("dimensions", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("sizes", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-TakeView = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(View))
-
-
-class Table(ctypes.Structure):
-    """The functions that a library exports to C, as DLPack lays them out."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("older", ctypes.c_void_p),
-        ("others", ctypes.c_void_p * 3),
-        ("take_view", TakeView),
-        ("stream", ctypes.c_void_p),
-    )
-
-
-make_capsule = ctypes.pythonapi.PyCapsule_New
-make_capsule.restype, make_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-NAME = b"dlpack_exchange_api"
-
-
-def export(table: Table, name: bytes = NAME) -> Any:
-    return make_capsule(ctypes.addressof(table), name, None)
 
 
 @pytest.fixture
@@ -142,8 +103,31 @@ def test_addresses_begin_behind_the_offset_and_are_held_to_their_alignment(shown
         take = TensorCheck(shown.capsule, CLASSES, ((1, LIKE, alignment, True),)).take
         for shown.data, shown.byte_offset in [(0, 0), (64, 0), (64, 8), (2**40, 0), (48, 48), (2**63, 2)]:
             word, address = bytearray(16), shown.data + shown.byte_offset
-            assert take((None, LIKE), struct.pack("@qq", 1, 77), word) is (address % alignment == 0)
-            assert struct.unpack("@QQ", word) == ((address, 77) if address % alignment == 0 else (0, 0))
+            is_right = address > 0 and address % alignment == 0
+            assert take((None, LIKE), struct.pack("@qq", 1, 77), word) is is_right
+            assert struct.unpack("@QQ", word) == ((address, 77) if is_right else (0, 0))
+
+
+FREED = torch.zeros(64)[6:]
+
+
+@pytest.mark.parametrize(("data", "byte_offset"), [(0, 0), (0, 24), (24, 0)])
+def test_a_tensor_has_no_memory_where_its_address_is_0_or_nothing_but_its_offset(
+    shown: SimpleNamespace, data: int, byte_offset: int
+) -> None:
+    take = TensorCheck(shown.capsule, CLASSES, ((0, LIKE, 1, False),)).take
+    shown.data, shown.byte_offset = data, byte_offset
+    for shown.dimensions, shown.sizes, shown.strides, is_right in (
+        (0, None, None, False),
+        (2, [4, 2], [2, 1], False),
+        (2, [4, 0], [2, 1], True),
+    ):
+        word = bytearray(8)
+        assert take((FREED,), struct.pack("@q", 0), word) is is_right
+        assert not is_right or struct.unpack("@Q", word) == (data + byte_offset,)
+        assert take((FREED,), struct.pack("@q", 1), word) is False
+    shown.dimensions, shown.byte_offset = 0, byte_offset + 4  # now there is memory, from 4 on
+    assert take((FREED,), struct.pack("@q", 1), word) is True
 
 
 def test_a_tensor_that_has_no_view_is_not_taken(shown: SimpleNamespace) -> None:
