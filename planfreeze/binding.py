@@ -28,6 +28,9 @@ MOST_ELEMENTS = 2**63 - 1
 class Layout(msgspec.Struct, eq=False):
     """What the integers of a call decide: checked once, and kept for the calls that pass the same.
 
+    It is a memo, the one structure here that changes: its grid is filled in by the first call that asks for it. The
+    rule of a family is a pure function of the integers, so that calls of several threads fill in the same.
+
     Parameters
     ----------
     scalars : mapping
@@ -37,7 +40,7 @@ class Layout(msgspec.Struct, eq=False):
     numbers : bytes
         These, and behind them the integers as the driver reads them, eight bytes each.
     grid : (int, int, int), optional
-        The blocks that the program's family gives these integers; once they were asked for.
+        The blocks that the program's family gives these integers; None until they are asked for.
     """
 
     scalars: Scalars
