@@ -21,7 +21,6 @@ ARCHS = ("sm_90a", "sm_120a")
 FLAGS = {"csf_inline", "is_inline"}
 PRODUCTS = ("micro_fc1", "micro_fc2", "split_fc1", "split_fc2")
 KERNELS = [f"moe/{family}_{arch}_cute.py" for family in PRODUCTS for arch in ARCHS]
-KERNELS.append("moe/split_fc1_wide_sm_90a_cute.py")
 MODEL = {
     "name": "small",
     "hidden": 512,
