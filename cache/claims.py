@@ -83,11 +83,17 @@ def create_exclusively(folder: Path, prefix: str, *, is_folder: bool) -> tuple[P
     token = os.urandom(16).hex()
     for attempt in range(CLAIM_NAMES):
         path = folder / f"{prefix}-{token}-{attempt}"
-        with contextlib.suppress(FileExistsError):
+        try:
             if is_folder:
                 path.mkdir(mode=0o700)
             # 0o666: the umask and a set-gid folder decide who may read, as for every other file.
             return path, open_claim(path, is_folder=is_folder, flags=0 if is_folder else os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            continue
+        except FileNotFoundError:
+            # A folder that nobody has locked yet looks abandoned: somebody else may have removed it.
+            if not (is_folder and folder.is_dir()):
+                raise
     raise FileExistsError(errno.EEXIST, "no free temporary name", str(folder))
 
 

@@ -145,6 +145,31 @@ def test_a_claim_that_a_cleaner_took_first_is_made_again(store: Store, monkeypat
     assert path.exists()
 
 
+def test_a_folder_that_a_cleaner_took_before_it_was_opened_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, taken = claims.open_claim, []
+
+    def take_first(path: Path, *, is_folder: bool, flags: int = 0) -> int:
+        if not taken:
+            taken.append(path)
+            path.rmdir()
+        return real(path, is_folder=is_folder, flags=flags)
+
+    monkeypatch.setattr(claims, "open_claim", take_first)
+    path, handle = claims.create_claimed(tmp_path, is_folder=True)
+    os.close(handle)
+    assert taken
+    assert path not in taken
+    assert path.is_dir()
+
+
+def test_a_claim_in_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for is_folder in (False, True):
+        with pytest.raises(FileNotFoundError):
+            claims.create_claimed(tmp_path / "gone", is_folder=is_folder)
+
+
 @pytest.mark.parametrize("call", ["link", "replace"])
 def test_a_builder_that_loses_its_temporary_all_the_same_writes_it_again(
     store: Store, monkeypatch: pytest.MonkeyPatch, call: str
