@@ -20,7 +20,7 @@ class Device:
     Raises
     ------
     ExtraMissing
-        torch or cuda-core is not installed.
+        torch, cuda-bindings or cuda-core is not installed.
     DeviceMissing
         There is no such device.
     """
@@ -32,6 +32,9 @@ class Device:
             raise ExtraMissing("serve", "torch") from error
         try:
             from cuda.bindings import driver
+        except ImportError as error:
+            raise ExtraMissing("serve", "cuda-bindings") from error
+        try:
             from cuda.core import Device as CudaDevice
         except ImportError as error:
             raise ExtraMissing("serve", "cuda-core") from error

@@ -1,8 +1,8 @@
 """Payloads: frozen values that name one variant of a kernel family."""
 
 import hashlib
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
 from typing import Any, ClassVar, Self, dataclass_transform, get_origin
 
 import msgspec
@@ -29,6 +29,8 @@ class PayloadMeta(StructMeta):
     """
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "PayloadMeta":
+        if "__post_init__" in namespace and bases != (Struct,):
+            namespace = namespace | {"__post_init__": completed(namespace["__post_init__"])}
         made = super().__new__(mcls, name, bases, namespace, **(options | FORM))
         if "digest" in made.__struct_fields__:
             raise InvalidPayload(name, "digest is no name for a field: every payload has a digest of its own")
@@ -40,13 +42,26 @@ class PayloadMeta(StructMeta):
         super().__setattr__(name, value)
 
 
+def completed(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a class's own ``__post_init__`` with that of all payloads behind it, unless it has called that itself."""
+
+    @wraps(post_init)
+    def checked(self: Any) -> None:
+        post_init(self)
+        if "digest" not in self.__dict__:
+            Payload.__post_init__(self)
+
+    return checked
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False, field_specifiers=(msgspec.field,))
 class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False, dict=True):
     """Base of all payloads: plain fields, one canonical encoding, one digest.
 
     A subclass sets ``family_name`` and declares fields: ``class SumPayload(Payload):``. It is frozen, its fields are
     given by name alone. They hold geometry and flags: int, bool, str, or tuples of them. ``True`` and ``1`` are
-    different values. Two payloads are equal when their digests are.
+    different values. Two payloads are equal when their digests are. ``__post_init__`` may refuse values; call that of
+    the base first where it relies on their types.
 
     Raises
     ------

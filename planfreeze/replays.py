@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,8 +14,7 @@ from planfreeze.cache.readable import ReadableStore
 from planfreeze.device import Device
 from planfreeze.errors import GuardAsleep
 from planfreeze.frozen_plans import FrozenPlan
-from planfreeze.guard import Guard, road_names
-from planfreeze.guard.watch import ROADS
+from planfreeze.guard import Guard
 from planfreeze.plans import Plan
 from planfreeze.programs import Program
 from planfreeze.resolve import Resolution, check_kernels, planned_programs, program_name, resolve_plan
@@ -118,8 +116,6 @@ def prove_guard() -> dict[str, str]:
     GuardAsleep
         An installed compiler was reached under the guard.
     """
-    if not any(find_spec(road.package) for road in ROADS):
-        return dict.fromkeys(road_names(), "not installed")
     # Under Triton's interpreter nothing compiles, and nothing would be proven.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     child = subprocess.run(

@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import hashlib
 import itertools
 import pickle
 from dataclasses import dataclass
@@ -279,3 +280,26 @@ def test_a_field_cannot_take_the_place_of_the_digest():
         class Tile(Payload):
             family_name: ClassVar[str] = "tile"
             digest: str
+
+
+def test_a_class_that_checks_more_has_its_digest_whether_it_calls_the_base_or_not():
+    class Bounded(Payload):
+        family_name: ClassVar[str] = "bounded"
+        columns: int
+
+        def __post_init__(self) -> None:
+            if self.columns == 13:
+                raise ValueError("13 columns")
+
+    class Halved(Bounded):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            assert self.columns % 2 == 0
+
+    for made in (Bounded, Halved):
+        assert made(columns=2).digest == hashlib.sha256(made(columns=2).encode()).hexdigest()
+        assert made(columns=2) != made(columns=4)
+        with pytest.raises(InvalidPayload, match="columns = 'two' is a str"):
+            made(columns="two")
+        with pytest.raises(ValueError, match="13 columns"):
+            made(columns=13)

@@ -66,7 +66,9 @@ def test_the_first_command_installs_what_is_needed_and_builds(tmp_path: Path) ->
 def test_every_file_that_the_documents_link_to_is_there() -> None:
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([\w./-]*\w)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            # What the site makes is there only where it was built; its own test builds it, and warns of a dead link.
+            is_made = target.startswith("generated/")
+            assert is_made or (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
 @pytest.mark.parametrize("name", ["acceptance", "faults"])

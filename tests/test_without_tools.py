@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from planfreeze.replays import prove_guard
+
 TOOLS = (
     *("nvcc", "ptxas", "ptxas-blackwell", "cicc", "nvlink", "fatbinary", "cuobjdump", "nvdisasm"),
     *("gcc", "g++", "cc", "c++", "clang", "clang++", "as", "ld", "ninja", "make", "ldconfig"),
@@ -46,6 +48,11 @@ def test_a_whole_plan_replays_and_no_tool_is_called(small_interpreter, built, to
     assert (found["resolved"], found["missing"], found["compiled"]) == (2, [], 0)
     assert (found["guard"]["triton"], found["guard"]["cute"]) == ("awake", "awake")
     assert calls(tools) == []
+
+
+def test_a_guard_is_proven_where_a_package_of_a_road_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda", None)  # importing it fails from here on
+    assert prove_guard()["triton"] == "awake"
 
 
 def test_a_guarded_command_and_its_proof_call_no_tool(interpreter, tools: Path) -> None:
