@@ -16,6 +16,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNCLAIMED = "0" * 16  # the mark of no kernel
 CLAIM_PATTERN = r"([0-9a-f]{16})-[0-9a-f]{32}-\d{1,4}"
 CLAIM_NAMES = 10_000
+CLAIM_TRIES = 8
 
 
 def create_claimed(folder: Path, prefix: str = "", *, is_folder: bool = False) -> tuple[Path, int]:
@@ -33,7 +34,8 @@ def create_claimed(folder: Path, prefix: str = "", *, is_folder: bool = False) -
     The name carries a mark of the running kernel, whose locks are exact among all its processes, those in other
     containers included. Where nothing can be locked the mark is no kernel's, and nobody takes the owner for dead.
     """
-    for mark in (read_kernel_mark(), UNCLAIMED):
+    # Between creation and lock it looks abandoned: where a cleaner was faster, another one is made.
+    for mark in (*[read_kernel_mark()] * CLAIM_TRIES, UNCLAIMED):
         path, handle = create_exclusively(folder, f"{prefix}{mark}", is_folder=is_folder)
         if mark == UNCLAIMED or lock_claim(path, handle):
             break

@@ -93,7 +93,7 @@ def find_top(name: str) -> importlib.machinery.ModuleSpec | None:
         return None
     try:
         return importlib.util.find_spec(name)
-    except ValueError:  # a module made by hand
+    except (ValueError, ImportError):  # a module made by hand; a relative name, as no family's text has
         return None
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
+from types import MemberDescriptorType
 from typing import Any, ClassVar, Self, dataclass_transform, get_origin
 
 import msgspec
@@ -25,20 +26,27 @@ class PayloadMeta(StructMeta):
     DecoratedPayload
         The class is decorated as a dataclass.
     InvalidPayload
-        It has a field that is called like the digest, which would take its place.
+        It has an attribute that is called like the digest, or a value or property in the place of a field: what a
+        payload was made with would not be what it is told by.
     """
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> "PayloadMeta":
         if "__post_init__" in namespace and bases != (Struct,):
             namespace = namespace | {"__post_init__": completed(namespace["__post_init__"])}
         made = super().__new__(mcls, name, bases, namespace, **(options | FORM))
-        if "digest" in made.__struct_fields__:
+        if any("digest" in vars(base) for base in made.__mro__):
             raise InvalidPayload(name, "digest is no name for a field: every payload has a digest of its own")
+        for field in made.__struct_fields__:
+            found = next(vars(base)[field] for base in made.__mro__ if field in vars(base))
+            if not isinstance(found, MemberDescriptorType):
+                raise InvalidPayload(name, f"{field} is a field of its base and hidden here: declare it with its type")
         return made
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name == "__dataclass_params__":  # the first thing that the decorator sets
             raise DecoratedPayload(f"{cls.__module__}.{cls.__qualname__}", cls.__name__)
+        if name in ("digest", *cls.__struct_fields__):
+            raise AttributeError(f"{name} of {cls.__name__} is what its payloads are told by")
         super().__setattr__(name, value)
 
 
@@ -76,7 +84,7 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
     family_name: ClassVar[str]
     # Each payload has the sha256 of its encoding in its dictionary: no field, and found as fast as one, as every launch
     # that looks a program up asks for it.
-    digest: ClassVar[str] = ""
+    digest: ClassVar[str]
 
     def __post_init__(self) -> None:
         for name, kind in declared_kinds(type(self)).items():

@@ -282,6 +282,41 @@ def test_a_field_cannot_take_the_place_of_the_digest():
             digest: str
 
 
+class Tiled(Payload):
+    family_name: ClassVar[str] = "tiled"
+    tile: int = 16
+
+
+class Mixin:
+    tile = 64
+
+
+@pytest.mark.parametrize(
+    ("bases", "attributes"),
+    [
+        ((Tiled,), {"tile": 64}),
+        ((Tiled,), {"tile": property(lambda self: 64)}),
+        ((Tiled,), {"tile": 64, "__annotations__": {"tile": ClassVar[int]}}),
+        ((Mixin, Tiled), {}),
+        ((Tiled,), {"digest": property(lambda self: "")}),
+    ],
+)
+def test_nothing_hides_a_field_or_the_digest(bases, attributes):
+    with pytest.raises(InvalidPayload, match="is a field of its base and hidden here|digest is no name"):
+        type(Payload)("Wide", bases, {"__module__": __name__, **attributes})
+    for name in ("tile", "digest"):
+        with pytest.raises(AttributeError, match=f"{name} of Tiled is what its payloads are told by"):
+            setattr(Tiled, name, 64)
+    assert Tiled(tile=8) != Tiled(tile=32)
+
+
+def test_a_field_may_be_declared_anew():
+    class Wide(Tiled):
+        tile: int = 64
+
+    assert (Wide().tile, Wide(tile=8).to_fields()) == (64, {"tile": 8})
+
+
 def test_a_class_that_checks_more_has_its_digest_whether_it_calls_the_base_or_not():
     class Bounded(Payload):
         family_name: ClassVar[str] = "bounded"

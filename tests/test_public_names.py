@@ -35,6 +35,7 @@ def test_every_error_is_found_where_it_is_and_no_other_is_loaded_for_it(interpre
     }
     assert {module: names.split() for module, names in errors.NAMES.items()} == listed
     assert all(getattr(errors, name).__name__ == name for name in errors.__all__)
+    assert {*errors.__all__} <= {*dir(errors)}
     with pytest.raises(AttributeError, match="nothing"):
         errors.nothing  # noqa: B018
     interpreter.run(
