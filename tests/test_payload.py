@@ -302,7 +302,7 @@ class Mixin:
     ],
 )
 def test_nothing_hides_a_field_or_the_digest(bases, attributes):
-    with pytest.raises(InvalidPayload, match="is a field of its base and hidden here|digest is no name"):
+    with pytest.raises(InvalidPayload, match=r"is a field of its base and hidden here|digest is no name"):
         type(Payload)("Wide", bases, {"__module__": __name__, **attributes})
     for name in ("tile", "digest"):
         with pytest.raises(AttributeError, match=f"{name} of Tiled is what its payloads are told by"):

@@ -121,4 +121,5 @@ def plain_constant(value: Field) -> object:
 
 def field_name(name: str) -> str:
     """Return the payload field of an argument or constant: its name, and an underscore where that is taken."""
-    return f"{name}_" if hasattr(Payload, name) or keyword.iskeyword(name) else name
+    is_taken = hasattr(Payload, name) or name in Payload.__annotations__ or keyword.iskeyword(name)
+    return f"{name}_" if is_taken else name
