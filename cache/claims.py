@@ -34,15 +34,18 @@ def create_claimed(folder: Path, prefix: str = "", *, is_folder: bool = False) -
     The name carries a mark of the running kernel, whose locks are exact among all its processes, those in other
     containers included. Where nothing can be locked the mark is no kernel's, and nobody takes the owner for dead.
     """
-    # Between creation and lock it looks abandoned: where a cleaner was faster, another one is made.
-    for mark in (*[read_kernel_mark()] * CLAIM_TRIES, UNCLAIMED):
+    mark, tries_left = read_kernel_mark(), CLAIM_TRIES
+    while True:
         path, handle = create_exclusively(folder, f"{prefix}{mark}", is_folder=is_folder)
         if mark == UNCLAIMED or lock_claim(path, handle):
-            break
+            return path, handle
+        # Between creation and lock it looks abandoned: where a cleaner was faster, another one is made.
+        tries_left -= 1
+        if tries_left == 0 or not can_lock(handle):
+            mark = UNCLAIMED
         os.close(handle)
         with contextlib.suppress(FileNotFoundError):
             path.rmdir() if is_folder else path.unlink()
-    return path, handle
 
 
 def find_abandoned(folder: Path, prefix: str = "", *, foreign_age_s: float | None = None) -> Iterator[Path]:
@@ -112,6 +115,15 @@ def lock_claim(path: Path, handle: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(handle))
     except OSError:
         return False
+
+
+def can_lock(handle: int) -> bool:
+    """Tell whether what is open can be locked at all, by this process or by who holds it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return True
 
 
 def list_paths(folder: Path, prefix: str) -> list[Path]:

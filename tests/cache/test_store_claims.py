@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,9 +119,17 @@ def test_where_nothing_can_be_locked_nobody_is_taken_for_dead(store: Store, monk
     def refuse(handle: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
+    real, made = claims.create_exclusively, []
+
+    def count(*arguments: Any, **options: Any) -> tuple[Path, int]:
+        made.append(arguments)
+        return real(*arguments, **options)
+
     monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(claims, "create_exclusively", count)
     path, handle = claims.create_claimed(store.layout.temporaries)
     monkeypatch.undo()  # locks come back, the owner lives on
+    assert len(made) == 2  # another try would change nothing
     try:
         Store.open(store.path, writable=True)
         assert temporaries(store) == [path]
@@ -143,6 +152,16 @@ def test_a_claim_that_a_cleaner_took_first_is_made_again(store: Store, monkeypat
     assert taken
     assert path not in taken
     assert list(claims.find_abandoned(store.layout.temporaries)) == [path]
+
+
+def test_a_claim_that_is_never_its_own_is_no_kernels_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "lock_claim", lambda path, handle: False)
+    path, handle = claims.create_claimed(tmp_path)
+    os.close(handle)
+    assert path.name.startswith(claims.UNCLAIMED)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_a_cleaner_took_before_it_was_opened_is_made_again(
