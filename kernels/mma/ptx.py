@@ -250,16 +250,33 @@ def power_of_two_approximate(a, *, loc=None, ip=None):
     return Float32(emit([T.f32()], [a], text, "=f,f", is_volatile=False, loc=loc, ip=ip)[0])
 
 
+PREDICATES = 7
+"""The predicates of a thread."""
+
+
 @dsl_user_op
-def add_bit(bits, word, source: Constexpr, target: Constexpr, *, loc=None, ip=None):
-    """Add bit ``source`` of a word to fp32 bits, at the place of bit ``target``, which is not below it."""
-    text = (
-        "{\n.reg .b32 masked, sum;\n"
-        f"and.b32 masked, $2, {1 << source};\n"
-        f"mad.lo.u32 sum, masked, {1 << (target - source)}, $1;\n"
-        "mov.b32 $0, sum;\n}"
-    )
-    return Float32(emit([T.f32()], [bits, word], text, "=f,r,r", is_volatile=False, loc=loc, ip=ip)[0])
+def select_by_bits(choices, word, *, loc=None, ip=None):
+    """Return 16 fp32 values: bit ``i`` of a word chooses between two bit patterns, ``choices[i // 4]``.
+
+    Written so that one instruction sets the predicates of as many bits as a thread has predicates.
+    """
+    lines = ["{", f".reg .pred is_set<{PREDICATES}>;", ".reg .b32 bits, masked, chosen;"]
+    for first in range(0, 16, PREDICATES):
+        sources = range(first, min(first + PREDICATES, 16))
+        lines.append(f"shr.u32 bits, $24, {first};")
+        for i in sources:
+            lines.append(f"and.b32 masked, bits, {1 << (i - first)};")
+            lines.append(f"setp.ne.u32 is_set{i - first}, masked, 0;")
+        for i in sources:
+            low = 16 + 2 * (i // 4)
+            lines.append(f"selp.b32 chosen, ${low + 1}, ${low}, is_set{i - first};")
+            lines.append(f"mov.b32 ${i}, chosen;")
+    lines.append("}")
+    operands = [*(bits for pair in choices for bits in pair), word]
+    # Results are written while operands are still read.
+    constraints = ",".join(["=&f"] * 16 + ["r"] * 9)
+    values = emit([T.f32()] * 16, operands, "\n".join(lines), constraints, is_volatile=False, loc=loc, ip=ip)
+    return [Float32(value) for value in values]
 
 
 # --- tile products --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from planfreeze.kernels.mma import ptx
 from planfreeze.kernels.mma.sm_90a import (
-    base_bits,
+    base_choices,
     half_raw_place,
     load_raw,
     rebuild_inline,
@@ -93,10 +93,10 @@ class NativeHalves:
 
 
 class RowMemory:
-    """What a warp keeps, in registers, of the rows that its lanes rebuild: bases, and where selectors are."""
+    """What a warp keeps, in registers, of the rows that its lanes rebuild: what selectors choose from, and where."""
 
     def __init__(self):
-        self.bases = make_words(4)
+        self.patterns = make_words(8)
         self.offset = make_words(1)
 
     def __extract_mlir_values__(self):
@@ -106,11 +106,15 @@ class RowMemory:
     def __new_from_mlir_values__(self, values):
         return self
 
-    def keep(self, bases, offset):
-        """Keep the bits of the bases of the lane's four slots, and where their selectors are in a tile block."""
-        for nt, bits in enumerate(bases):
-            self.bases[nt] = bits
+    def keep(self, choices, offset):
+        """Keep what is chosen from for the lane's four slots, and where their selectors are in a tile block."""
+        for nt, pair in enumerate(choices):
+            self.patterns[2 * nt], self.patterns[2 * nt + 1] = pair
         self.offset[0] = offset
+
+    def choices(self):
+        """Return what is chosen from for the lane's four slots."""
+        return [(self.patterns[2 * nt], self.patterns[2 * nt + 1]) for nt in range(4)]
 
 
 class InlineHalves:
@@ -168,14 +172,15 @@ class InlineHalves:
     def keep_rows(self, memory, stage, lane, half_tile, warpgroup=0):
         """Keep what a task's first stage has of its rows, once it has landed."""
         bases = stage + self.pipeline.bases + warpgroup * BASE_BLOCK_BYTES
-        memory.keep(base_bits(ptx.load_shared(bases + lane * 4)), Uint32(selector_offset(lane, half_tile & 1)))
+        memory.keep(base_choices(ptx.load_shared(bases + lane * 4)), Uint32(selector_offset(lane, half_tile & 1)))
 
     def rebuild(self, memory, addresses, stage, lane, warpgroup=0):
         """Write the fp32 plane of a stage."""
         blocks = stage + self.pipeline.staged_scales + warpgroup * (2 * STAGED_BLOCK_BYTES)
         scales = stage + self.pipeline.scales + warpgroup * SCALE_PLANE_BYTES
         offset = Int32(memory.offset[0])
-        rebuild_inline(lane, offset, memory.bases, blocks, self.raw_words(addresses, scales, lane, offset), scales)
+        raw = self.raw_words(addresses, scales, lane, offset)
+        rebuild_inline(lane, offset, memory.choices(), blocks, raw, scales)
 
     def raw_words(self, addresses, scales, lane, offset):
         """Return what gives a lane's words of the raw tile that a header names: by loading them."""
@@ -264,9 +269,9 @@ class InlineRows:
     def rebuild(self, memory, addresses, stage, lane, step):
         """Write the fp32 plane of a stage, the step of its task."""
         if step == 0:
-            memory.keep(base_bits(ptx.load_shared(stage + self.pipeline.bases + lane * 4)), Uint32(0))
+            memory.keep(base_choices(ptx.load_shared(stage + self.pipeline.bases + lane * 4)), Uint32(0))
         block, scales = stage + self.pipeline.staged_scales, stage + self.pipeline.scales
-        rebuild_inline_rows(lane, memory.bases, block, self.raw_words(addresses, scales, lane), scales)
+        rebuild_inline_rows(lane, memory.choices(), block, self.raw_words(addresses, scales, lane), scales)
 
     def raw_words(self, addresses, scales, lane):
         """Return what gives a lane's words of the raw tile that a header names: by loading them."""

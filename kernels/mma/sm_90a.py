@@ -32,6 +32,8 @@ GROUPS_IN_FLIGHT = 2
 COLUMN_BYTES = SCALE_PLANE_BYTES // COLUMNS
 CHUNK_BYTES = 512
 """Weight words of 32 rows and K32: 16 bytes per lane."""
+LOWEST_EXPONENT_BIT = 1 << 23
+"""Added to the bits of a power of two, gives those of its double."""
 HALF_SELECTOR_BYTES = SELECTOR_BYTES // 2
 """Selectors of 64 slots."""
 HEADER_BYTES = RECORD_BYTES = 4
@@ -139,33 +141,33 @@ def store_words(lane, words, scales, columns=COLUMNS):
         ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
 
 
-def base_bits(bases):
-    """Return the fp32 bits of a lane's four row bases."""
-    return [scale_bits(bases, nt) for nt in range(4)]
+def base_choices(bases):
+    """Return, for a lane's four row bases, the fp32 bits of the base and of base + 1."""
+    lows = [scale_bits(bases, nt) for nt in range(4)]
+    return [(low, low + Uint32(LOWEST_EXPONENT_BIT)) for low in lows]
 
 
-def store_selected(lane, selectors, bases, scales):
+def store_selected(lane, selectors, choices, scales):
     """Write the fp32 scales of a lane's four slots: bit ``4 * nt + column`` chooses between base and base + 1."""
+    values = ptx.select_by_bits(choices, selectors)
     for column in range(COLUMNS):
-        # The selector becomes the lowest bit of the exponent.
-        values = [ptx.add_bit(bases[nt], selectors, 4 * nt + column, 23) for nt in range(4)]
-        ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values)
+        ptx.store_shared_f32x4(scales + column * COLUMN_BYTES + lane * 16, values[column::COLUMNS])
 
 
 @cute.jit
-def rebuild_inline_rows(lane: Int32, bases, block: Int32, raw: cutlass.Constexpr, scales: Int32):
+def rebuild_inline_rows(lane: Int32, choices, block: Int32, raw: cutlass.Constexpr, scales: Int32):
     """Turn the scales of 128 rows into the fp32 plane: a staged tile block or, if its header says so, raw words.
 
-    ``bases`` are the fp32 bits of the lane's four row bases; ``raw`` gives a lane's words of the raw tile that a header
+    ``choices`` are those of the lane's four row bases; ``raw`` gives a lane's words of the raw tile that a header
     names. Where the tile has two columns only, the other two of the plane get finite numbers without meaning.
     """
     header = ptx.load_shared(block + SELECTOR_BYTES)
     # The selectors of slots 4 * lane and on: half a word.
-    selectors = ptx.load_shared(block + ((lane >> 1) << 2)) >> Uint32((lane & 1) << 4)
+    selectors = ptx.load_shared_half(block + lane * 2)
     if Int32(header) < 0:
         store_words(lane, raw(header), scales)
     else:
-        store_selected(lane, selectors, bases, scales)
+        store_selected(lane, selectors, choices, scales)
         if header != Uint32(0):
             # Orders the stores above before the patches below, which are other lanes'.
             cute.arch.sync_warp()
@@ -176,7 +178,7 @@ def rebuild_inline_rows(lane: Int32, bases, block: Int32, raw: cutlass.Constexpr
 
 def selector_offset(lane, half):
     """Return where the selectors of a lane's slots are in the tile blocks of two groups: half a word."""
-    return (lane >> 4) * STAGED_BLOCK_BYTES + (((lane & 15) >> 1) << 2) + half * HALF_SELECTOR_BYTES
+    return (lane >> 4) * STAGED_BLOCK_BYTES + (lane & 15) * 2 + half * HALF_SELECTOR_BYTES
 
 
 def half_of_offset(offset):
@@ -185,30 +187,30 @@ def half_of_offset(offset):
 
 
 @cute.jit
-def rebuild_inline(lane: Int32, offset: Int32, bases, blocks: Int32, raw: cutlass.Constexpr, scales: Int32):
+def rebuild_inline(lane: Int32, offset: Int32, choices, blocks: Int32, raw: cutlass.Constexpr, scales: Int32):
     """Turn the scales of two groups into the fp32 plane: 64 rows of each, lanes 0..15 and 16..31.
 
-    ``offset`` is what :func:`selector_offset` gave, which knows the 64 slots of a tile that the stage covers; ``bases``
-    are the fp32 bits of a lane's four row bases. ``blocks`` are the two staged tile blocks; ``raw`` gives the words of
-    the raw tile that a header names, those of the lane.
+    ``offset`` is what :func:`selector_offset` gave, which knows the 64 slots of a tile that the stage covers;
+    ``choices`` are those of the lane's four row bases. ``blocks`` are the two staged tile blocks; ``raw`` gives the
+    words of the raw tile that a header names, those of the lane.
     """
     block = blocks + (lane >> 4) * STAGED_BLOCK_BYTES
     header = ptx.load_shared(block + SELECTOR_BYTES)
-    selectors = ptx.load_shared(blocks + offset) >> Uint32((lane & 1) << 4)
+    selectors = ptx.load_shared_half(blocks + offset)
     if cute.arch.vote_any_sync(header != Uint32(0)):
         if Int32(header) < 0:
             store_words(lane, raw(header), scales)
         else:
-            store_selected(lane, selectors, bases, scales)
+            store_selected(lane, selectors, choices, scales)
         # Orders the stores above before the patches below, which are other lanes'.
         cute.arch.sync_warp()
         if has_record(lane & 15, header):
             record = load_record(block, lane & 15)
-            slot = Int32(record & Uint32(127))
-            if (slot >> 6) == half_of_offset(offset):
-                store_record(record, Uint32(64 * (lane >> 4) + (slot & 63)), scales)
+            # Both bits tell the half.
+            if (((record >> 1) ^ Uint32(offset)) & Uint32(HALF_SELECTOR_BYTES)) == Uint32(0):
+                store_record(record, Uint32(64 * (lane >> 4)) + (record & Uint32(63)), scales)
     else:
-        store_selected(lane, selectors, bases, scales)
+        store_selected(lane, selectors, choices, scales)
 
 
 def load_raw(raw, header, place):

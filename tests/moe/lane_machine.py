@@ -180,9 +180,9 @@ class Block:
                 self.memory, address, torch.tensor([value]).to(torch.bfloat16).view(torch.int16).numpy()
             ),
             store_global_f32=lambda address, value: self.write(self.memory, address, [np.float32(value)]),
-            add_bit=lambda bits, word, source, target: np.array(
-                int(bits) + ((int(word) >> source & 1) << target), dtype=np.uint32
-            ).view(np.float32)[()],
+            select_by_bits=lambda choices, word: [
+                np.array(choices[i // 4][int(word) >> i & 1], dtype=np.uint32).view(np.float32)[()] for i in range(16)
+            ],
             float_of_bits=lambda word: np.array(word, dtype=np.uint32).view(np.float32)[()],
             mul_rn=lambda a, b: np.float32(a) * np.float32(b),
             fma_rn=lambda a, b, c: np.float32(np.float64(a) * np.float64(b) + np.float64(c)),

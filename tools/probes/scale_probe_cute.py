@@ -21,7 +21,7 @@ from planfreeze.kernels.mma.ptx import (
     store_shared_f32x4,
 )
 from planfreeze.kernels.mma.sm_90a import (
-    base_bits,
+    base_choices,
     half_raw_place,
     load_raw,
     rebuild_inline,
@@ -167,7 +167,8 @@ class ScalePlanes:
             if cutlass.const_expr(self.is_inline):
                 bases = self.stage_inline(storage, staged, lane, expert, half_tile, k_tile)
                 offset = selector_offset(lane, half_tile & 1)
-                rebuild_inline(lane, offset, base_bits(bases), staged, raw_words(storage[2], lane, offset), plane)
+                raw = raw_words(storage[2], lane, offset)
+                rebuild_inline(lane, offset, base_choices(bases), staged, raw, plane)
             else:
                 self.stage_native(storage[0], staged, lane, expert, half_tile, k_tile)
                 rebuild_native(lane, staged, plane)
