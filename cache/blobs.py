@@ -2,10 +2,10 @@
 
 from typing import Literal
 
+from planfreeze import errors
 from planfreeze.cache.digest import check_digest, digest_of
 from planfreeze.cache.files import publish_once, read_file, reading
 from planfreeze.cache.layout import Layout
-from planfreeze.errors import DamagedEntry, MissingEntry
 
 __all__ = ["get_content", "put_content"]
 
@@ -39,8 +39,8 @@ def get_content(layout: Layout, kind: ContentKind, digest: str) -> bytes:
     with reading(layout, path, f"{kind} {digest}"):
         data = read_file(path)
     if data is None:
-        raise MissingEntry(f"{kind} {digest}", str(layout.root))
+        raise errors.MissingEntry(f"{kind} {digest}", str(layout.root))
     found = digest_of(data)
     if found != digest:
-        raise DamagedEntry(f"{kind} {digest}", str(path), f"{len(data)} bytes with digest {found}")
+        raise errors.DamagedEntry(f"{kind} {digest}", str(path), f"{len(data)} bytes with digest {found}")
     return data

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from planfreeze.errors import InvalidEntryName
+from planfreeze import errors
 
 __all__ = ["check_digest", "digest_of", "is_digest"]
 
@@ -29,5 +29,5 @@ def check_digest(text: str) -> str:
         It has another form.
     """
     if not is_digest(text):
-        raise InvalidEntryName("digest or key", text, "64 lower-case hexadecimal digits")
+        raise errors.InvalidEntryName("digest or key", text, "64 lower-case hexadecimal digits")
     return text

@@ -7,10 +7,10 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from planfreeze import errors
 from planfreeze.cache.claims import create_claimed, find_abandoned
 from planfreeze.cache.folders import make_folder, sync_folder
 from planfreeze.cache.layout import Layout
-from planfreeze.errors import DamagedEntry, StoreUnusable
 
 __all__ = [
     "NotPlainFile",
@@ -125,7 +125,7 @@ def publish_once(layout: Layout, path: Path, data: bytes, is_whole: Callable[[by
                 quarantine_file(layout, path, "did not match its digest when it was published again")
             if publish_file(layout, path, data):
                 return None
-    raise StoreUnusable(str(layout.root), f"{path} changes while it is published", len(data))
+    raise errors.StoreUnusable(str(layout.root), f"{path} changes while it is published", len(data))
 
 
 def publish_file(layout: Layout, path: Path, data: bytes) -> bool:
@@ -165,7 +165,7 @@ def place_file(layout: Layout, path: Path, data: bytes, move: Callable[[Path, Pa
                 is_moved = move(temporary, path)
                 sync_folder(path.parent)
                 return is_moved
-    raise StoreUnusable(str(layout.root), f"{path} is removed while it is written", len(data))
+    raise errors.StoreUnusable(str(layout.root), f"{path} is removed while it is written", len(data))
 
 
 def appear(temporary: Path, path: Path) -> bool:
@@ -267,7 +267,7 @@ def writing(layout: Layout, path: Path, size_bytes: int) -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"{path} cannot be written: {error.strerror or error}"
-        raise StoreUnusable(str(layout.root), reason, size_bytes) from error
+        raise errors.StoreUnusable(str(layout.root), reason, size_bytes) from error
 
 
 @contextlib.contextmanager
@@ -276,6 +276,6 @@ def reading(layout: Layout, path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except NotPlainFile as error:
-        raise DamagedEntry(name, str(path), "it is not a plain file") from error
+        raise errors.DamagedEntry(name, str(path), "it is not a plain file") from error
     except OSError as error:
-        raise StoreUnusable(str(layout.root), f"{path} cannot be read: {error.strerror or error}") from error
+        raise errors.StoreUnusable(str(layout.root), f"{path} cannot be read: {error.strerror or error}") from error

@@ -7,8 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.digest import check_digest
-from planfreeze.errors import DamagedStore, InvalidEntryName, StoreTooNew
 
 __all__ = ["FORMAT", "KINDS", "Kind", "Layout", "check_format", "check_ref_name"]
 
@@ -117,7 +117,7 @@ def check_ref_name(name: str) -> str:
         It has other characters, a leading dot, or more than 200 bytes.
     """
     if not REF_PATTERN.fullmatch(name) or len(name) > MAX_REF_BYTES:
-        raise InvalidEntryName(
+        raise errors.InvalidEntryName(
             "reference name", name, f"1 to {MAX_REF_BYTES} of A-Z a-z 0-9 . _ - without a leading dot"
         )
     return name
@@ -135,9 +135,9 @@ def check_format(root: Path, text: bytes) -> None:
     """
     match = FORMAT_PATTERN.fullmatch(text)
     if match is None:
-        raise DamagedStore(str(root), f"its format file says {text[:64]!r}")
+        raise errors.DamagedStore(str(root), f"its format file says {text[:64]!r}")
     major, minor = int(match[1]), int(match[2])
     if major > FORMAT[0]:
-        raise StoreTooNew(str(root), f"{major}.{minor}", f"{FORMAT[0]}.x")
+        raise errors.StoreTooNew(str(root), f"{major}.{minor}", f"{FORMAT[0]}.x")
     if major < 1:
-        raise DamagedStore(str(root), f"its format file says version {major}.{minor}")
+        raise errors.DamagedStore(str(root), f"its format file says version {major}.{minor}")

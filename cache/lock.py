@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from planfreeze import errors
 from planfreeze.cache.digest import check_digest
 from planfreeze.cache.folders import make_folder
 from planfreeze.cache.layout import Layout
-from planfreeze.errors import KeyLocked
 
 __all__ = ["lock_key"]
 
@@ -49,7 +49,7 @@ def lock_key(layout: Layout, key: str, timeout_s: float) -> Iterator[bool]:
         while (state := lock_file(path, opened)) == "held":
             waited_s = time.monotonic() - started
             if waited_s >= timeout_s:
-                raise KeyLocked(key, str(layout.root), read_holder(holder_path), waited_s)
+                raise errors.KeyLocked(key, str(layout.root), read_holder(holder_path), waited_s)
             time.sleep(LOOK_AGAIN_S)
         if state == "locked":
             write_holder(holder_path)

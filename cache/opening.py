@@ -1,9 +1,9 @@
 """Finding and making a store: the format file makes a folder a store."""
 
+from planfreeze import errors
 from planfreeze.cache.files import NotPlainFile, publish_file, read_file, writing
 from planfreeze.cache.folders import make_folder
 from planfreeze.cache.layout import CACHEDIR_TAG, FORMAT_TEXT, Layout, check_format
-from planfreeze.errors import DamagedStore, StoreUnusable
 
 __all__ = ["create", "has_format"]
 
@@ -28,14 +28,14 @@ def has_format(layout: Layout) -> bool:
         except FileNotFoundError:
             return False
         except (NotPlainFile, NotADirectoryError) as error:
-            raise DamagedStore(str(layout.root), "it is no folder with a format file") from error
+            raise errors.DamagedStore(str(layout.root), "it is no folder with a format file") from error
         except OSError as error:
-            raise StoreUnusable(str(layout.root), f"it cannot be read: {error.strerror}") from error
+            raise errors.StoreUnusable(str(layout.root), f"it cannot be read: {error.strerror}") from error
         made_first = {layout.temporaries.name, layout.tag.name}
         if names <= made_first:
             return False
         # Entries come after the format file: another process may have made the store between the two looks.
-    raise DamagedStore(str(layout.root), f"it holds {min(names - made_first)} but no format file")
+    raise errors.DamagedStore(str(layout.root), f"it holds {min(names - made_first)} but no format file")
 
 
 def create(layout: Layout) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from planfreeze import errors
 from planfreeze.cache.digest import check_digest, digest_of
 from planfreeze.cache.layout import Kind, check_ref_name
 from planfreeze.cache.pack_index import (
@@ -21,16 +22,6 @@ from planfreeze.cache.pack_index import (
 from planfreeze.cache.signature import check_signature, read_trusted_keys
 from planfreeze.cache.store import Entry
 from planfreeze.cache.trust import find_file_distrust
-from planfreeze.errors import (
-    DamagedEntry,
-    DamagedPack,
-    MissingEntry,
-    PackMissing,
-    PackTooNew,
-    StoreUnusable,
-    UntrustedPack,
-    UntrustedStore,
-)
 
 __all__ = ["Pack"]
 
@@ -93,14 +84,14 @@ class Pack:
             # O_NONBLOCK: a pipe in place of the pack must not hang the reader.
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
-            raise PackMissing(str(path)) from None
+            raise errors.PackMissing(str(path)) from None
         except OSError as error:
-            raise StoreUnusable(str(path), f"the pack cannot be read: {error.strerror}") from error
+            raise errors.StoreUnusable(str(path), f"the pack cannot be read: {error.strerror}") from error
         try:
             index = read_index(path, handle)
             reason = check_signature(index.signed, index.signature, keys) if keys else None
             if reason is not None:
-                raise UntrustedPack(str(path), reason)
+                raise errors.UntrustedPack(str(path), reason)
             opened = cls(path, handle, index, is_trusted=is_trusted or bool(keys))
         except BaseException:
             os.close(handle)
@@ -124,7 +115,7 @@ class Pack:
         except OSError as error:
             reason = f"the way to it cannot be examined: {error}"
         if reason is not None:
-            raise UntrustedStore(str(self.path), reason)
+            raise errors.UntrustedStore(str(self.path), reason)
 
     def get_plan(self, root: str) -> bytes:
         """Return a frozen plan.
@@ -146,7 +137,7 @@ class Pack:
         """
         record = self._read("record", key)
         if expected_digest is not None and (found := digest_of(record)) != expected_digest:
-            raise DamagedEntry(f"record {key}", str(self.path), f"its digest is {found}, not {expected_digest}")
+            raise errors.DamagedEntry(f"record {key}", str(self.path), f"its digest is {found}, not {expected_digest}")
         return record
 
     def get_blob(self, digest: str) -> bytes:
@@ -190,11 +181,11 @@ class Pack:
     def _read(self, kind: PackKind, name: str) -> bytes:
         entry = self._entries[kind].get(check_digest(name))
         if entry is None:
-            raise MissingEntry(f"{kind} {name}", str(self.path))
+            raise errors.MissingEntry(f"{kind} {name}", str(self.path))
         data = read_at(self.path, self._handle, entry.offset, entry.size_bytes)
         found = digest_of(data)
         if found != entry.digest:
-            raise DamagedEntry(f"{kind} {name}", str(self.path), f"{len(data)} bytes with digest {found}")
+            raise errors.DamagedEntry(f"{kind} {name}", str(self.path), f"{len(data)} bytes with digest {found}")
         return data
 
 
@@ -202,16 +193,16 @@ def read_index(path: Path, handle: int) -> PackIndex:
     """Read header, index and signature; every size is checked against the file before it is believed."""
     info = os.fstat(handle)
     if not stat.S_ISREG(info.st_mode):
-        raise DamagedPack(str(path), "it is not a plain file")
+        raise errors.DamagedPack(str(path), "it is not a plain file")
     try:
         head = read_head(read_at(path, handle, 0, HEAD_BYTES), info.st_size)
         if head.pack_format > PACK_FORMAT:
-            raise PackTooNew(str(path), head.pack_format, PACK_FORMAT)
+            raise errors.PackTooNew(str(path), head.pack_format, PACK_FORMAT)
         index = read_at(path, handle, HEAD_BYTES, head.index_bytes)
         signature = read_at(path, handle, HEAD_BYTES + head.index_bytes, head.signature_bytes)
         return PackIndex.decode(head, index, signature, info.st_size)
     except InvalidPack as error:
-        raise DamagedPack(str(path), str(error)) from error
+        raise errors.DamagedPack(str(path), str(error)) from error
 
 
 def read_at(path: Path, handle: int, offset: int, size_bytes: int) -> bytes:
@@ -223,5 +214,5 @@ def read_at(path: Path, handle: int, offset: int, size_bytes: int) -> bytes:
             offset += len(chunk)
             size_bytes -= len(chunk)
     except OSError as error:
-        raise StoreUnusable(str(path), f"the pack cannot be read: {error.strerror}") from error
+        raise errors.StoreUnusable(str(path), f"the pack cannot be read: {error.strerror}") from error
     return b"".join(chunks)

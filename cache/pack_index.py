@@ -14,9 +14,9 @@ from typing import Literal, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.cache.layout import check_ref_name
 from planfreeze.cache.signature import SIGNATURE_BYTES
-from planfreeze.errors import InvalidEntryName
 
 __all__ = ["HEAD_BYTES", "PACK_FORMAT", "Head", "InvalidPack", "PackEntry", "PackIndex", "PackKind", "read_head"]
 
@@ -212,7 +212,7 @@ def check_name(name: bytes) -> str:
     """Return a reference's name; it is text that no path can hide in."""
     try:
         return check_ref_name(name.decode("ascii"))
-    except (UnicodeDecodeError, InvalidEntryName) as error:
+    except (UnicodeDecodeError, errors.InvalidEntryName) as error:
         raise InvalidPack(f"{name!r} names no plan") from error
 
 

@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from planfreeze import errors
 from planfreeze.cache.folders import sync_folder
 from planfreeze.cache.pack_index import PackIndex
-from planfreeze.errors import PackUnwritable
 
 __all__ = ["write_pack"]
 
@@ -31,7 +31,7 @@ def write_pack(path: Path, index: PackIndex, bodies: Iterable[bytes]) -> int:
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise PackUnwritable(str(path), error.strerror or str(error), size_bytes) from error
+        raise errors.PackUnwritable(str(path), error.strerror or str(error), size_bytes) from error
     finally:
         temporary.unlink(missing_ok=True)
     return size_bytes

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from planfreeze import errors
 from planfreeze.cache.layout import Kind
 from planfreeze.cache.store import Entry, Store
-from planfreeze.errors import StoreUnusable
 
 __all__ = ["ReadableStore", "open_readable"]
 
@@ -56,7 +56,7 @@ def open_readable(path: Path | str, *, is_trusted: bool = False, trusted_keys: S
     try:
         is_pack = Path(path).is_file()
     except OSError as error:
-        raise StoreUnusable(str(path), f"it cannot be reached: {error.strerror}") from error
+        raise errors.StoreUnusable(str(path), f"it cannot be reached: {error.strerror}") from error
     if is_pack:
         from planfreeze.cache.pack import Pack
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.files import publish_once, read_file, reading
 from planfreeze.cache.layout import Layout
-from planfreeze.errors import DamagedEntry, MissingEntry
 
 __all__ = ["PutResult", "get_note", "get_record", "put_note", "put_record"]
 
@@ -67,12 +67,12 @@ def get_record(layout: Layout, key: str, expected_digest: str | None) -> bytes:
     with reading(layout, path, name):
         sealed = read_file(path)
     if sealed is None:
-        raise MissingEntry(name, str(layout.root))
+        raise errors.MissingEntry(name, str(layout.root))
     record = unseal(sealed)
     if record is None:
-        raise DamagedEntry(name, str(path), f"{len(sealed)} bytes that do not match their seal")
+        raise errors.DamagedEntry(name, str(path), f"{len(sealed)} bytes that do not match their seal")
     if expected_digest is not None and (found := digest_of(record)) != expected_digest:
-        raise DamagedEntry(name, str(path), f"its digest is {found}, not {expected_digest}")
+        raise errors.DamagedEntry(name, str(path), f"its digest is {found}, not {expected_digest}")
     return record
 
 

@@ -1,9 +1,9 @@
 """References: names that point to plans, the only entries of a store that are ever replaced."""
 
+from planfreeze import errors
 from planfreeze.cache.digest import check_digest, is_digest
 from planfreeze.cache.files import flush_entries, is_plain_file, quarantine_file, read_file, reading, replace_file
 from planfreeze.cache.layout import KINDS, REF_PATTERN, Layout
-from planfreeze.errors import DamagedEntry, MissingEntry
 
 __all__ = ["get_ref", "list_refs", "set_ref"]
 
@@ -22,7 +22,7 @@ def set_ref(layout: Layout, name: str, root: str) -> None:
     """
     path, plan = layout.entry("ref", name), layout.entry("plan", root)
     if not is_plain_file(plan):
-        raise MissingEntry(f"plan {root}", str(layout.root))
+        raise errors.MissingEntry(f"plan {root}", str(layout.root))
     content = f"{check_digest(root)}\n".encode()
     with reading(layout, path, f"reference {name}"):
         present = read_file(path) if is_plain_file(path) else None
@@ -49,7 +49,7 @@ def get_ref(layout: Layout, name: str) -> str | None:
         return None
     root = content[:-1].decode("ascii", "replace")
     if content[-1:] != b"\n" or not is_digest(root):
-        raise DamagedEntry(f"reference {name}", str(path), f"it holds {content[:80]!r}")
+        raise errors.DamagedEntry(f"reference {name}", str(path), f"it holds {content[:80]!r}")
     return root
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from planfreeze.errors import ExtraMissing, UnreadableKey
+from planfreeze import errors
 
 __all__ = ["SIGNATURE_BYTES", "check_signature", "key_name", "read_trusted_keys", "sign"]
 
@@ -32,14 +32,14 @@ def sign(message: bytes, key: Path) -> bytes:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
-        raise ExtraMissing("sign", "cryptography") from None
+        raise errors.ExtraMissing("sign", "cryptography") from None
     expected = "an unencrypted Ed25519 private key in PEM form"
     try:
         private = load_pem_private_key(read_key_file(key, expected), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UnreadableKey(str(key), expected, str(error)) from error
+        raise errors.UnreadableKey(str(key), expected, str(error)) from error
     if not isinstance(private, Ed25519PrivateKey):
-        raise UnreadableKey(str(key), expected, "it is a key of another kind")
+        raise errors.UnreadableKey(str(key), expected, "it is a key of another kind")
     return private.public_key().public_bytes_raw() + private.sign(CONTEXT + message)
 
 
@@ -62,17 +62,17 @@ def read_public_keys(path: Path) -> list[bytes]:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
     except ImportError:
-        raise ExtraMissing("sign", "cryptography") from None
+        raise errors.ExtraMissing("sign", "cryptography") from None
     expected = "a file of Ed25519 public keys in PEM form"
     blocks = PEM_PATTERN.findall(read_key_file(path, expected))
     try:
         keys = [load_pem_public_key(block) for block in blocks]
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise UnreadableKey(str(path), expected, str(error)) from error
+        raise errors.UnreadableKey(str(path), expected, str(error)) from error
     found = [key.public_bytes_raw() for key in keys if isinstance(key, Ed25519PublicKey)]
     if not found or len(found) != len(keys):
         reason = "it holds a key of another kind" if keys else "it holds no key"
-        raise UnreadableKey(str(path), expected, reason)
+        raise errors.UnreadableKey(str(path), expected, reason)
     return found
 
 
@@ -81,7 +81,7 @@ def read_key_file(path: Path, expected: str) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_KEY_FILE_BYTES)
     except OSError as error:
-        raise UnreadableKey(str(path), expected, error.strerror or str(error)) from error
+        raise errors.UnreadableKey(str(path), expected, error.strerror or str(error)) from error
 
 
 def check_signature(message: bytes, signature: bytes, trusted: Sequence[bytes]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache import blobs, records, refs
 from planfreeze.cache.digest import is_digest
 from planfreeze.cache.files import flush_entries, is_plain_file, quarantine_file, reading, remove_abandoned
@@ -17,7 +18,6 @@ from planfreeze.cache.lock import lock_key
 from planfreeze.cache.opening import create, has_format
 from planfreeze.cache.records import PutResult
 from planfreeze.cache.trust import find_distrust
-from planfreeze.errors import StoreMissing, StoreUnusable, UntrustedStore
 
 __all__ = ["Entry", "PutResult", "Store"]
 
@@ -77,16 +77,16 @@ class Store(Struct, frozen=True, kw_only=True):
         try:
             layout = Layout(path.resolve())
         except (OSError, RuntimeError) as error:
-            raise StoreUnusable(str(path), f"the path cannot be followed: {error}") from error
+            raise errors.StoreUnusable(str(path), f"the path cannot be followed: {error}") from error
         if not has_format(layout):
             if not writable:
-                raise StoreMissing(str(path))
+                raise errors.StoreMissing(str(path))
             create(layout)
             has_format(layout)
         if writable and not os.access(layout.root, os.W_OK | os.X_OK, effective_ids=True):
             info = layout.root.stat()
             owner = f"owner {info.st_uid}, mode {stat.S_IMODE(info.st_mode):o}"
-            raise StoreUnusable(str(path), f"user {os.geteuid()} cannot write to it ({owner})")
+            raise errors.StoreUnusable(str(path), f"user {os.geteuid()} cannot write to it ({owner})")
         if writable:
             remove_abandoned(layout)
         return cls(path=path, layout=layout, is_writable=writable, is_trusted=is_trusted)
@@ -107,7 +107,7 @@ class Store(Struct, frozen=True, kw_only=True):
         except OSError as error:
             reason = f"the way to it cannot be examined: {error}"
         if reason is not None:
-            raise UntrustedStore(str(self.path), reason)
+            raise errors.UntrustedStore(str(self.path), reason)
 
     def has_record(self, key: str) -> bool:
         """Tell with one stat whether a key has a record; whether it is whole shows when it is read."""
@@ -292,5 +292,5 @@ class Store(Struct, frozen=True, kw_only=True):
             The store was opened for reading.
         """
         if not self.is_writable:
-            raise StoreUnusable(str(self.path), "it was opened for reading")
+            raise errors.StoreUnusable(str(self.path), "it was opened for reading")
         return self.layout

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from planfreeze import errors
 from planfreeze.device import Device
 from planfreeze.dtypes import INTEGER_LIMITS
-from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Grid, Scalars
 from planfreeze.tensor_checks import make_check
 
@@ -201,7 +201,7 @@ class Signature:
         self._refuse(name, f"has {count_elements(value, argument)} elements, the kernel may touch {elements}")
 
     def _refuse(self, argument: str, reason: str) -> NoReturn:
-        raise InvalidArgument(self.name, argument, reason)
+        raise errors.InvalidArgument(self.name, argument, reason)
 
 
 def picker(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

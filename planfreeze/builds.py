@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.store import Store
-from planfreeze.errors import BudgetExceeded
 from planfreeze.excesses import check_budget_families, find_excesses
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry, freeze_families
 from planfreeze.holdings import name_plan, pinned_plans
@@ -26,7 +26,7 @@ class BuildReport(Struct, frozen=True, kw_only=True):
 
     outcomes: tuple[Outcome, ...]
     plans: tuple[FrozenPlan, ...]
-    excesses: tuple[BudgetExceeded, ...] = ()
+    excesses: tuple[errors.BudgetExceeded, ...] = ()
 
     def count(self, status: str) -> int:
         """Return how many programs have a status."""

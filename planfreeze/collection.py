@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.pins import list_pins
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
 from planfreeze.cache.sweeping import MOVED, Name, remove_entries, remove_old_files, restore_swept
-from planfreeze.errors import MissingEntry
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import Holding, find_holding, list_plans
 
@@ -81,7 +81,7 @@ def take_census(store: ReadableStore) -> Census:
     plans = list_plans(store)
     for root in refs.values():
         if root not in plans:
-            raise MissingEntry(f"plan {root}", str(store.path))
+            raise errors.MissingEntry(f"plan {root}", str(store.path))
     holdings = {root: find_holding(plan, store, is_partial=True) for root, plan in plans.items()}
     sizes = {(kind, entry.name): entry.size_bytes for kind in MOVED for entry in store.entries(kind)}
     return Census(refs=refs, holdings=holdings, sizes=sizes)
@@ -170,7 +170,7 @@ def settle(store: Store) -> Census:
         restore_swept(store.writable_layout())
         try:
             return take_census(store)
-        except MissingEntry:
+        except errors.MissingEntry:
             continue
     restore_swept(store.writable_layout())
     return take_census(store)
@@ -259,5 +259,5 @@ def find_named(root: str, store: Store, census: Census) -> Holding | None:
         return known
     try:
         return find_holding(FrozenPlan.decode(store.get_plan(root)), store, is_partial=True)
-    except MissingEntry:
+    except errors.MissingEntry:
         return None

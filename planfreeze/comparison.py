@@ -8,9 +8,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.disassembly import count_opcodes, disassemble, find_disassemblers
-from planfreeze.errors import DisassemblyFailed
 from planfreeze.facts import ProgramFacts, planned_facts
 from planfreeze.frozen_plans import FrozenPlan
 
@@ -255,7 +255,7 @@ def count_instructions(change: ProgramChange, before: ReadableStore, after: Read
             count_opcodes(disassemble(facts.name, store.get_blob(facts.record.blob)))
             for facts, store in ((change.before, before), (change.after, after))
         ]
-    except DisassemblyFailed:
+    except errors.DisassemblyFailed:
         return change  # no opcodes are told
     was, is_now = counts
     names = sorted(name for name in was | is_now if was.get(name) != is_now.get(name))

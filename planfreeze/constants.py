@@ -7,7 +7,7 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
-from planfreeze.errors import UnnameableConstant
+from planfreeze import errors
 from planfreeze.payload import Field
 
 __all__ = [
@@ -75,7 +75,7 @@ def check_unmarked(name: str, value: tuple[object, ...]) -> None:
         It begins with a text that begins with a zero character, as marks do.
     """
     if value and isinstance(value[0], str) and value[0].startswith("\0"):
-        raise UnnameableConstant(name, repr(value), "it begins as the spelling of another constant does")
+        raise errors.UnnameableConstant(name, repr(value), "it begins as the spelling of another constant does")
 
 
 def thaw_constant(field: Field) -> Any:
@@ -147,10 +147,10 @@ def name_object(name: str, value: object) -> str:
             module, qualname = "torch", repr(value).removeprefix("torch.")
     if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
         kind = type(value).__qualname__
-        raise UnnameableConstant(name, repr(value), f"it is no named object of a module, but of type {kind}")
+        raise errors.UnnameableConstant(name, repr(value), f"it is no named object of a module, but of type {kind}")
     loaded = sys.modules.get(module)
     if loaded is None or follow(loaded, qualname) is not value:
-        raise UnnameableConstant(name, repr(value), f"{module} has something else under the name {qualname}")
+        raise errors.UnnameableConstant(name, repr(value), f"{module} has something else under the name {qualname}")
     return place_object(name, loaded, qualname)
 
 
@@ -164,7 +164,9 @@ def place_object(name: str, module: ModuleType, qualname: str) -> str:
     """
     imported = module_name(module)
     if imported == "__main__":
-        raise UnnameableConstant(name, qualname, "it was made in a notebook or session, and no file has its text")
+        raise errors.UnnameableConstant(
+            name, qualname, "it was made in a notebook or session, and no file has its text"
+        )
     return f"{imported}:{qualname}"
 
 
@@ -188,9 +190,9 @@ def find_object(reference: str) -> Any:
     try:
         found = follow(import_module(module), qualname)
     except ImportError as error:
-        raise UnnameableConstant(reference, reference, f"it cannot be imported: {error}") from error
+        raise errors.UnnameableConstant(reference, reference, f"it cannot be imported: {error}") from error
     if found is None:
-        raise UnnameableConstant(reference, reference, f"{module} has no {qualname}")
+        raise errors.UnnameableConstant(reference, reference, f"{module} has no {qualname}")
     return found
 
 

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from planfreeze import errors
 from planfreeze.constants import DTYPE, OBJECT, freeze_constant, module_name, spell_field
 from planfreeze.declared.arguments import flag, integer, real, tensor
 from planfreeze.declared.families import DeclaredFamily, GridRule, SourceRule, define_variant
 from planfreeze.declared.parameters import Integer, Parameter
 from planfreeze.declared.specialization import Marking
 from planfreeze.declared.variants import Derived, derived, field_name, freeze_alternatives
-from planfreeze.errors import InvalidDeclaration, InvalidPayload
 from planfreeze.family import CuteSource, Definition, TritonSource, register_family
 from planfreeze.payload import Field, Payload, PayloadMeta
 from planfreeze.target import Target
@@ -91,7 +91,7 @@ def triton_family(
         for marked in (names,) if isinstance(names, str) else names:
             if marked not in markings:
                 reason = "it is marked not to be specialized and is no argument; constants always are"
-                raise InvalidDeclaration("a family", marked, reason)
+                raise errors.InvalidDeclaration("a family", marked, reason)
             markings[marked] = mark
     stated = {WARPS: num_warps, STAGES: num_stages, **(options or {})}
     settings = {name: value for name, value in stated.items() if name not in next(iter(configurations), ())}
@@ -101,7 +101,7 @@ def triton_family(
         options = {name: constants.pop(name) for name in option_names if name in constants}
         warps, stages = options.pop(WARPS), options.pop(STAGES)
         if type(warps) is not int or type(stages) is not int:
-            raise InvalidPayload(family.name, f"{WARPS} = {warps!r} and {STAGES} = {stages!r} are not both ints")
+            raise errors.InvalidPayload(family.name, f"{WARPS} = {warps!r} and {STAGES} = {stages!r} are not both ints")
         annotations = ((p.name, family.markings[p.name], p.annotations) for p in family.parameters)
         return TritonSource(
             kernel=kernel,
@@ -175,7 +175,9 @@ def declare(
     def register(rule: GridRule) -> DeclaredFamily:
         family_name = name or rule.__name__
         if "<" in rule.__qualname__ or "." in rule.__qualname__:
-            raise InvalidDeclaration(family_name, rule.__name__, "it is no function at the top level of a module")
+            raise errors.InvalidDeclaration(
+                family_name, rule.__name__, "it is no function at the top level of a module"
+            )
         stated = dict(constants or {})
         computed = {key: value for key, value in stated.items() if isinstance(value, Derived)}
         frozen = {key: freeze_alternatives(key, value) for key, value in stated.items() if key not in computed}
@@ -223,16 +225,20 @@ def check_names(
     names = [*(a.name for a in arguments), *constants, *options, *next(iter(configurations), ())]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidDeclaration(family, name, "it is declared twice")
+            raise errors.InvalidDeclaration(family, name, "it is declared twice")
         if not name.isidentifier():
-            raise InvalidDeclaration(family, repr(name), "it is no name of a parameter")
+            raise errors.InvalidDeclaration(family, repr(name), "it is no name of a parameter")
     for found in configurations:
         if found.keys() != configurations[0].keys():
-            raise InvalidDeclaration(family, "configurations", "they do not all state the same constants and options")
+            raise errors.InvalidDeclaration(
+                family, "configurations", "they do not all state the same constants and options"
+            )
     integers = {a.name for a in arguments if isinstance(a, Integer)}
     for name, rule in computed.items():
         if rule.argument not in integers:
-            raise InvalidDeclaration(family, name, f"it is derived from {rule.argument}, which is no integer argument")
+            raise errors.InvalidDeclaration(
+                family, name, f"it is derived from {rule.argument}, which is no integer argument"
+            )
 
 
 class Variant(Payload):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planfreeze.errors import DeviceMissing, ExtraMissing, LaunchFailed, UnsupportedDevice
+from planfreeze import errors
 from planfreeze.target import ARCHS
 
 __all__ = ["Device", "current_arch"]
@@ -29,20 +29,20 @@ class Device:
         try:
             import torch
         except ImportError as error:
-            raise ExtraMissing("serve", "torch") from error
+            raise errors.ExtraMissing("serve", "torch") from error
         try:
             from cuda.bindings import driver
         except ImportError as error:
-            raise ExtraMissing("serve", "cuda-bindings") from error
+            raise errors.ExtraMissing("serve", "cuda-bindings") from error
         try:
             from cuda.core import Device as CudaDevice
         except ImportError as error:
-            raise ExtraMissing("serve", "cuda-core") from error
+            raise errors.ExtraMissing("serve", "cuda-core") from error
         if not torch.cuda.is_available():
-            raise DeviceMissing("torch sees none")
+            raise errors.DeviceMissing("torch sees none")
         self.ordinal: int = torch.cuda.current_device() if ordinal is None else ordinal
         if not 0 <= self.ordinal < torch.cuda.device_count():
-            raise DeviceMissing(f"there is no cuda:{self.ordinal}; torch sees {torch.cuda.device_count()}")
+            raise errors.DeviceMissing(f"there is no cuda:{self.ordinal}; torch sees {torch.cuda.device_count()}")
         self.driver = driver
         self.torch = torch
         self.torch_device = torch.device("cuda", self.ordinal)
@@ -81,7 +81,7 @@ class Device:
         """
         status, *values = outcome
         if status.value != 0:
-            raise LaunchFailed(what, status.name)
+            raise errors.LaunchFailed(what, status.name)
         return values[0] if values else None
 
     def run_in_context(self, call: Callable[[], Any]) -> Any:
@@ -132,4 +132,4 @@ def current_arch() -> str | None:
     for arch, known in ARCHS.items():
         if known.capability == capability:
             return arch
-    raise UnsupportedDevice(capability, tuple(ARCHS))
+    raise errors.UnsupportedDevice(capability, tuple(ARCHS))

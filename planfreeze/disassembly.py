@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from planfreeze.errors import DisassemblerMissing, DisassemblyFailed
+from planfreeze import errors
 
 __all__ = ["count_opcodes", "disassemble", "find_disassemblers"]
 
@@ -50,7 +50,7 @@ def disassemble(name: str, cubin: bytes) -> str:
     """
     tools = find_disassemblers()
     if not tools:
-        raise DisassemblerMissing
+        raise errors.DisassemblerMissing
     answers = []
     with tempfile.NamedTemporaryFile(prefix="planfreeze-", suffix=".cubin") as file:
         file.write(cubin)
@@ -60,7 +60,7 @@ def disassemble(name: str, cubin: bytes) -> str:
             if INSTRUCTION.search(text):
                 return text
             answers.append(f"{tool}: {text.strip() or 'it printed nothing'}")
-    raise DisassemblyFailed(name, tuple(answers))
+    raise errors.DisassemblyFailed(name, tuple(answers))
 
 
 def run_tool(tool: Path, path: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from planfreeze.errors import InvalidCubin
+from planfreeze import errors
 
 __all__ = ["Cubin", "Kernel", "read_cubin"]
 
@@ -121,7 +121,7 @@ def read_cubin(data: bytes) -> Cubin:
     try:
         return parse(data)
     except (struct.error, UnicodeDecodeError, IndexError, OverflowError) as error:
-        raise InvalidCubin(f"{len(data)} bytes, {error}") from error
+        raise errors.InvalidCubin(f"{len(data)} bytes, {error}") from error
 
 
 def parse(data: bytes) -> Cubin:
@@ -144,7 +144,7 @@ def parse(data: bytes) -> Cubin:
 
 def require(condition: bool, reason: str) -> None:
     if not condition:
-        raise InvalidCubin(reason)
+        raise errors.InvalidCubin(reason)
 
 
 def read_sections(data: bytes, table: int, count: int, names: int) -> list[Section]:
@@ -157,7 +157,7 @@ def read_sections(data: bytes, table: int, count: int, names: int) -> list[Secti
     for _, kind, _, _, offset, size_bytes, *_ in headers:
         stored_bytes = 0 if kind == SECTION_NOBITS else size_bytes
         if offset + stored_bytes > len(data):
-            raise InvalidCubin(f"has a section past its end at {offset + stored_bytes}")
+            raise errors.InvalidCubin(f"has a section past its end at {offset + stored_bytes}")
         # ptxas lets equal constant banks share their bytes. Of the sections that are read one by one, sharing
         # would let a small file cost the time of a large one.
         info_bytes += stored_bytes if kind == SECTION_CUDA_INFO else 0
@@ -175,7 +175,7 @@ def read_name(table: memoryview, offset: int) -> str:
     text = bytes(table[offset : offset + MAX_NAME_BYTES])
     end = text.find(b"\0")
     if end < 0:
-        raise InvalidCubin(f"has an unterminated name at {offset}")
+        raise errors.InvalidCubin(f"has an unterminated name at {offset}")
     return text[:end].decode()
 
 
@@ -200,7 +200,7 @@ def read_attributes(data: memoryview) -> Iterator[tuple[int, bytes]]:
             offset += size_bytes
         else:
             if form not in (FORM_NONE, FORM_BYTE, FORM_HALF):
-                raise InvalidCubin(f"has an attribute of unknown form {form}")
+                raise errors.InvalidCubin(f"has an attribute of unknown form {form}")
             yield code, bytes((low, high)[: form - FORM_NONE])
 
 
@@ -225,7 +225,7 @@ def read_resources(by_name: dict[str, Section]) -> dict[tuple[int, int], int]:
     """Read what .nv.info says of every function: (attribute, symbol index) -> value."""
     section = by_name.get(".nv.info")
     if section is None:
-        raise InvalidCubin("has no section .nv.info")
+        raise errors.InvalidCubin("has no section .nv.info")
     found = {}
     for code, value in read_attributes(section.data):
         if code in (REGISTER_COUNT, FRAME_BYTES, STACK_BYTES):
@@ -238,7 +238,7 @@ def read_kernel(index: int, symbol: str, by_name: dict[str, Section], resources:
     require(f".text.{symbol}" in by_name, f"has no code for kernel {symbol}")
     described = by_name.get(f".nv.info.{symbol}")
     if described is None or described.kind != SECTION_CUDA_INFO:
-        raise InvalidCubin(f"does not describe kernel {symbol}")
+        raise errors.InvalidCubin(f"does not describe kernel {symbol}")
     require((REGISTER_COUNT, index) in resources, f"does not state the registers of kernel {symbol}")
     attributes = list(read_attributes(described.data))
     required = last_block(attributes, REQUIRED_THREADS)
@@ -284,7 +284,7 @@ def read_parameters(symbol: str, attributes: list[tuple[int, bytes]]) -> tuple[t
         else:
             continue
         if ordinal in found:
-            raise InvalidCubin(f"states parameter {ordinal} of kernel {symbol} twice")
+            raise errors.InvalidCubin(f"states parameter {ordinal} of kernel {symbol} twice")
         found[ordinal] = (offset, size_bytes)
     require(sorted(found) == list(range(len(found))), f"leaves out parameters of kernel {symbol}")
     placed = [found[ordinal] for ordinal in range(len(found))]

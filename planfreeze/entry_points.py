@@ -2,7 +2,7 @@
 
 from importlib import metadata
 
-from planfreeze.errors import AmbiguousEntryPoint
+from planfreeze import errors
 
 __all__ = ["FAMILIES", "MODELS", "find_entry_point", "has_entry_point", "list_entry_points"]
 
@@ -24,7 +24,7 @@ def find_entry_point(group: str, name: str) -> str | None:
         dict.fromkeys(point.value.replace(" ", "") for point in metadata.entry_points(group=group, name=name))
     )
     if len(found) > 1:
-        raise AmbiguousEntryPoint(group, name, found)
+        raise errors.AmbiguousEntryPoint(group, name, found)
     return found[0] if found else None
 
 

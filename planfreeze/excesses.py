@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
+from planfreeze import errors
 from planfreeze.budgets import Budget
 from planfreeze.cache.store import Store
-from planfreeze.errors import BudgetExceeded, UnknownBudgetFamily
 from planfreeze.facts import ProgramFacts
 from planfreeze.keyed import KeyedProgram
 from planfreeze.notes import Note, Spills, read_note
@@ -37,10 +37,10 @@ def check_known(family: str, plan: Plan, planned: Iterable[str]) -> None:
     known = family_names()
     if family not in known:
         near = nearest_spelling(family, (*planned, *known))
-        raise UnknownBudgetFamily(family, plan.name, tuple(planned), near)
+        raise errors.UnknownBudgetFamily(family, plan.name, tuple(planned), near)
 
 
-def find_excesses(plan: Plan, outcome: Outcome, store: Store) -> Iterator[BudgetExceeded]:
+def find_excesses(plan: Plan, outcome: Outcome, store: Store) -> Iterator[errors.BudgetExceeded]:
     """Yield each limit that a program of a plan exceeds, or is not known to keep; of one that failed, none."""
     name, arch = outcome.program.name, outcome.program.target.arch
     budgets = [budget for budget in plan.budgets if budget.family in ("", outcome.program.payload.family_name)]
@@ -49,7 +49,7 @@ def find_excesses(plan: Plan, outcome: Outcome, store: Store) -> Iterator[Budget
         return
     for budget in budgets:
         for limit, value, declared in exceed(facts, budget):
-            yield BudgetExceeded(name, arch, limit, value, declared)
+            yield errors.BudgetExceeded(name, arch, limit, value, declared)
 
 
 def weigh(outcome: Outcome, store: Store) -> ProgramFacts | None:

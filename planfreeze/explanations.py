@@ -8,21 +8,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.declared import DeclaredFamily
 from planfreeze.decoding import decode_msgpack
 from planfreeze.entry_points import FAMILIES, find_entry_point, list_entry_points
-from planfreeze.errors import (
-    AmbiguousEntryPoint,
-    BrokenEntryPoint,
-    CompilerMissing,
-    DamagedEntry,
-    DamagedRecord,
-    InvalidPayload,
-    MissingEntry,
-    PlanfreezeError,
-    UnknownFamily,
-)
 from planfreeze.family import Family, load_family
 from planfreeze.key import dialect_of, make_key, source_roots, spell_labels
 from planfreeze.payload import Field, Payload, spell_differences
@@ -96,7 +86,7 @@ def stored_payloads(store: ReadableStore, kind: type[Payload], arch: str) -> tup
         try:
             record = ProgramRecord.decode(store.get_record(entry.name))
             family_name, stated = decode_msgpack(record.payload)
-        except (MissingEntry, DamagedEntry, DamagedRecord, ValueError, TypeError):
+        except (errors.MissingEntry, errors.DamagedEntry, errors.DamagedRecord, ValueError, TypeError):
             continue
         if family_name == kind.family_name and record.arch == arch:
             found += read_payload(kind, stated)
@@ -107,7 +97,7 @@ def read_payload(kind: type[Payload], stated: Iterable[tuple[str, Field]]) -> li
     """Return the payload that a record states; none when the class now has other fields or other limits."""
     try:
         return [kind.from_fields(dict(stated))]
-    except (PlanfreezeError, ValueError, TypeError):
+    except (errors.PlanfreezeError, ValueError, TypeError):
         return []
 
 
@@ -148,7 +138,7 @@ def explain(
     try:
         sources = read_sources(source_roots(family, definition))
         toolchain = find_toolchain(dialect_of(definition), toolchains)
-    except CompilerMissing as error:
+    except errors.CompilerMissing as error:
         labels: tuple[tuple[str, str], ...] = (("toolchain", str(error)),)
         key, is_stored = "", None
     else:
@@ -173,7 +163,7 @@ def is_whole(key: str, store: ReadableStore) -> bool:
     """Tell whether a key's record and cubin are in a store, undamaged."""
     try:
         store.get_blob(ProgramRecord.decode(store.get_record(key)).blob)
-    except (MissingEntry, DamagedEntry, DamagedRecord):
+    except (errors.MissingEntry, errors.DamagedEntry, errors.DamagedRecord):
         return False
     return True
 
@@ -193,15 +183,15 @@ def find_family(name: str) -> Family:
     shipped = [f"{module}:{name}" for module in family_modules() if module.endswith(f".{name}")]
     offered = find_entry_point(FAMILIES, name)
     if offered is None and not shipped:
-        raise UnknownFamily(name, nearest_spelling(name, family_names()))
+        raise errors.UnknownFamily(name, nearest_spelling(name, family_names()))
     if offered is None:
         return load_family(shipped[0])
     if shipped:
-        raise AmbiguousEntryPoint(FAMILIES, name, (shipped[0], offered))
+        raise errors.AmbiguousEntryPoint(FAMILIES, name, (shipped[0], offered))
     try:
         return load_family(offered)
     except Exception as error:  # the package that declares it may raise anything
-        raise BrokenEntryPoint(FAMILIES, name, offered, str(error)) from error
+        raise errors.BrokenEntryPoint(FAMILIES, name, offered, str(error)) from error
 
 
 def family_names() -> tuple[str, ...]:
@@ -228,7 +218,7 @@ def parse_fields(family: Family, stated: Sequence[str]) -> dict[str, Field]:
     for text in stated:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidPayload(family.name, f"{text!r} is not NAME=VALUE")
+            raise errors.InvalidPayload(family.name, f"{text!r} is not NAME=VALUE")
         declared = family.read_field(name, value) if isinstance(family, DeclaredFamily) else None
         fields[name] = parse_value(value) if declared is None else declared
     return fields

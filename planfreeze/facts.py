@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.constants import spell_field
 from planfreeze.decoding import decode_msgpack
-from planfreeze.errors import DamagedRecord
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import prove_plan
 from planfreeze.inspection import find_tools
@@ -165,4 +165,4 @@ def read_payload(record: ProgramRecord) -> tuple[str, tuple[tuple[str, Field], .
         family_name, stated = decode_msgpack(record.payload)
         return str(family_name), tuple((str(name), value) for name, value in stated)
     except (ValueError, TypeError) as error:
-        raise DamagedRecord(f"its payload cannot be read: {error}") from error
+        raise errors.DamagedRecord(f"its payload cannot be read: {error}") from error

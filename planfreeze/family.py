@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.dtypes import ITEM_BYTES, DType
-from planfreeze.errors import DuplicateFamily, UnknownFamily
 from planfreeze.payload import Field, Payload
 from planfreeze.spellings import nearest_reference
 from planfreeze.target import Target
@@ -253,7 +253,7 @@ def register_family(made: FamilyT) -> FamilyT:
     """
     known = registry.setdefault(made.name, made)
     if known.reference != made.reference:
-        raise DuplicateFamily(made.name, known.reference, made.reference)
+        raise errors.DuplicateFamily(made.name, known.reference, made.reference)
     registry[made.name] = made  # a module that is loaded again replaces its own
     return made
 
@@ -269,7 +269,7 @@ def family_of(payload: Payload) -> Family:
     try:
         return registry[payload.family_name]
     except KeyError:
-        raise UnknownFamily(payload.family_name) from None
+        raise errors.UnknownFamily(payload.family_name) from None
 
 
 def load_family(reference: str) -> Family:
@@ -282,11 +282,13 @@ def load_family(reference: str) -> Family:
     """
     module, _, attribute = reference.partition(":")
     if not all(part.isidentifier() for part in module.split(".")):
-        raise UnknownFamily(reference)
+        raise errors.UnknownFamily(reference)
     try:
         found = getattr(import_module(module), attribute, None)
     except ImportError as error:
-        raise UnknownFamily(reference) from error
+        raise errors.UnknownFamily(reference) from error
     if not isinstance(found, Family):
-        raise UnknownFamily(reference, nearest_reference(reference, (known.reference for known in registry.values())))
+        raise errors.UnknownFamily(
+            reference, nearest_reference(reference, (known.reference for known in registry.values()))
+        )
     return found

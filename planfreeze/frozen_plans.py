@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
-from planfreeze.errors import DamagedPlan, PlanTooNew
+from planfreeze import errors
 from planfreeze.family import Family
 from planfreeze.plan_names import build_command, plan_name
 from planfreeze.sources import Sources
@@ -119,9 +119,9 @@ class FrozenPlan(Struct, frozen=True, kw_only=True):
         try:
             head = HEAD.decode(data)
             if head.magic != MAGIC:
-                raise DamagedPlan("it is not a frozen plan")
+                raise errors.DamagedPlan("it is not a frozen plan")
             if head.plan_format > PLAN_FORMAT:
-                raise PlanTooNew(head.plan_format, PLAN_FORMAT)
+                raise errors.PlanTooNew(head.plan_format, PLAN_FORMAT)
             parts = PARTS.decode(data)
             plan = cls(
                 model=parts.model,
@@ -138,9 +138,9 @@ class FrozenPlan(Struct, frozen=True, kw_only=True):
                 choices=read_choices(parts.choices) if parts.choices else (),
             )
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            raise DamagedPlan(str(error)) from error
+            raise errors.DamagedPlan(str(error)) from error
         if plan.encode() != data or len(plan.options) % 2:
-            raise DamagedPlan("it is not in canonical form")
+            raise errors.DamagedPlan("it is not in canonical form")
         return plan
 
 

@@ -5,19 +5,11 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.layout import Kind
 from planfreeze.cache.pins import pinned
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
-from planfreeze.errors import (
-    DamagedEntry,
-    DamagedPrograms,
-    DamagedRecord,
-    MissingEntry,
-    MissingPrograms,
-    OtherRecordFormat,
-    UnexpectedCubin,
-)
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry
 from planfreeze.record import ProgramRecord
 
@@ -78,9 +70,9 @@ def find_holding(plan: FrozenPlan, store: ReadableStore, *, is_partial: bool = F
         blobs[entry.blob] = None
         try:
             record = ProgramRecord.decode(store.get_record(entry.key, entry.record))
-        except OtherRecordFormat:
+        except errors.OtherRecordFormat:
             raise
-        except (MissingEntry, DamagedEntry, DamagedRecord):
+        except (errors.MissingEntry, errors.DamagedEntry, errors.DamagedRecord):
             if not is_partial:
                 raise
             is_whole = False
@@ -102,15 +94,15 @@ def prove_plan(plan: FrozenPlan, store: ReadableStore) -> None:
     for entry in plan.entries:
         try:
             read_program(entry, store)
-        except MissingEntry:
+        except errors.MissingEntry:
             missing.append(entry_name(entry))
-        except (DamagedEntry, DamagedRecord, UnexpectedCubin) as error:
+        except (errors.DamagedEntry, errors.DamagedRecord, errors.UnexpectedCubin) as error:
             damaged.append(f"{entry_name(entry)}: {error}")
     command = f"{plan.build_command} --store {store.path}"
     if damaged:
-        raise DamagedPrograms(plan.name, len(plan.entries), tuple(damaged), str(store.path), command)
+        raise errors.DamagedPrograms(plan.name, len(plan.entries), tuple(damaged), str(store.path), command)
     if missing:
-        raise MissingPrograms(plan.name, len(plan.entries), tuple(missing), str(store.path), command)
+        raise errors.MissingPrograms(plan.name, len(plan.entries), tuple(missing), str(store.path), command)
 
 
 def read_program(entry: PlanEntry, store: ReadableStore) -> tuple[bytes, tuple[bytes, ...]]:
@@ -124,7 +116,7 @@ def read_program(entry: PlanEntry, store: ReadableStore) -> tuple[bytes, tuple[b
     encoded = store.get_record(entry.key, entry.record)
     record = ProgramRecord.decode(encoded)
     if record.blob != entry.blob:
-        raise UnexpectedCubin(entry_name(entry), "its record is another program's")
+        raise errors.UnexpectedCubin(entry_name(entry), "its record is another program's")
     return encoded, tuple(store.get_blob(digest) for digest in (record.blob, *(d for _, d in record.companions)))
 
 
@@ -150,7 +142,7 @@ def read_plans(store: ReadableStore, roots: Iterable[str]) -> Iterable[tuple[str
     for root in roots:
         try:
             data = store.get_plan(root)
-        except MissingEntry:
+        except errors.MissingEntry:
             continue  # collected since it was listed
         yield root, data
 

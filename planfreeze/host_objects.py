@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.elf import ELF_START, HEADER, SECTION_SYMTAB, SYMBOL, read_name, read_sections
-from planfreeze.errors import InvalidCubin, InvalidHostObject
 
 __all__ = [
     "HOST_FACTS",
@@ -74,7 +74,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
             stated = json.loads(data)
             return cls(dsl=stated["dsl"], entry=stated["entry"], kernels=stated["kernels"])
         except (ValueError, TypeError, KeyError) as error:
-            raise InvalidHostObject(f"has no readable facts: {error!r}") from error
+            raise errors.InvalidHostObject(f"has no readable facts: {error!r}") from error
 
 
 def is_host_object(data: bytes) -> bool:
@@ -92,14 +92,14 @@ def read_host_object(data: bytes) -> HostObject:
     """
     try:
         return parse(data)
-    except (InvalidCubin, struct.error, UnicodeDecodeError, IndexError) as error:
-        raise InvalidHostObject(f"{len(data)} bytes, {error}") from error
+    except (errors.InvalidCubin, struct.error, UnicodeDecodeError, IndexError) as error:
+        raise errors.InvalidHostObject(f"{len(data)} bytes, {error}") from error
 
 
 def parse(data: bytes) -> HostObject:
     ident, _, machine, _, _, _, table, _, _, _, _, _, count, names = HEADER.unpack_from(data)
     if ident[:7] != ELF_START or machine not in MACHINES:
-        raise InvalidHostObject(f"starts with {ident[:7].hex()}, for machine {machine}")
+        raise errors.InvalidHostObject(f"starts with {ident[:7].hex()}, for machine {machine}")
     sections = read_sections(data, table, count, names)
     undefined, cubins = [], []
     for section in sections:
@@ -113,7 +113,7 @@ def parse(data: bytes) -> HostObject:
             elif name == CONTAINER_SYMBOL:
                 cubins.append(open_container(bytes(sections[index].data[offset : offset + size_bytes])))
     if len(cubins) > 1:
-        raise InvalidHostObject(f"holds {len(cubins)} cubins")
+        raise errors.InvalidHostObject(f"holds {len(cubins)} cubins")
     return HostObject(machine=MACHINES[machine], cubin=cubins[0] if cubins else None, undefined=tuple(undefined))
 
 
@@ -124,7 +124,9 @@ def open_container(data: bytes) -> bytes:
     start = header_bytes + entry_header_bytes
     cubin = data[start : start + size_bytes]
     if magic != CONTAINER_MAGIC or kind != ENTRY_CUBIN or len(cubin) != size_bytes:
-        raise InvalidHostObject(f"has a container of kind {kind} under magic {magic:#x}, with {len(cubin)} bytes")
+        raise errors.InvalidHostObject(
+            f"has a container of kind {kind} under magic {magic:#x}, with {len(cubin)} bytes"
+        )
     if header_bytes + rest_bytes != len(data) or rest_bytes != entry_header_bytes + size_bytes:
-        raise InvalidHostObject("has a container with more than one cubin")
+        raise errors.InvalidHostObject("has a container with more than one cubin")
     return cubin

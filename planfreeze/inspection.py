@@ -2,8 +2,8 @@
 
 import re
 
+from planfreeze import errors
 from planfreeze.elf import Cubin, Kernel, read_cubin
-from planfreeze.errors import InvalidCubin, InvalidHostObject, UnexpectedCubin, WrongArch
 from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource
 from planfreeze.target import Target
 
@@ -43,22 +43,24 @@ def inspect_cubin(name: str, data: bytes, definition: Definition, launch: Launch
     cubin = read_cubin(data)
     check_arch(name, cubin, target)
     if len(cubin.kernels) != 1:
-        raise UnexpectedCubin(name, f"it holds {len(cubin.kernels)} kernels, not one")
+        raise errors.UnexpectedCubin(name, f"it holds {len(cubin.kernels)} kernels, not one")
     kernel = cubin.kernels[0]
     declared = tuple(argument.size_bytes for argument in definition.arguments)
     if isinstance(definition.source, TritonSource):
         declared += TRITON_TRAILING_BYTES
     # A compiler's own runtime launches by the signature it compiled; planfreeze passes nothing to such a kernel.
     if kernel.parameter_sizes != declared and not isinstance(definition.source, RecordedSource):
-        raise UnexpectedCubin(
+        raise errors.UnexpectedCubin(
             name, f"its parameters have {kernel.parameter_sizes} bytes, the family's arguments {declared}"
         )
     if kernel.required_block not in (None, launch.block):
-        raise UnexpectedCubin(name, f"it was compiled for blocks of {kernel.required_block}, not {launch.block}")
+        raise errors.UnexpectedCubin(name, f"it was compiled for blocks of {kernel.required_block}, not {launch.block}")
     # A cubin counts what the system reserves for a block as its own; the limit of a block does not include it.
     shared_bytes = max(0, kernel.shared_bytes - target.reserved_shared_bytes) + launch.shared_bytes
     if shared_bytes > target.max_shared_bytes:
-        raise UnexpectedCubin(name, f"a block needs {shared_bytes} of {target.max_shared_bytes} bytes of shared memory")
+        raise errors.UnexpectedCubin(
+            name, f"a block needs {shared_bytes} of {target.max_shared_bytes} bytes of shared memory"
+        )
     return kernel
 
 
@@ -71,7 +73,7 @@ def find_tools(data: bytes) -> str | None:
 def check_arch(name: str, cubin: Cubin, target: Target) -> None:
     """Check that a cubin is for the exact architecture."""
     if cubin.arch != target.arch:
-        raise WrongArch(name, cubin.arch, target.arch)
+        raise errors.WrongArch(name, cubin.arch, target.arch)
 
 
 def inspect_function(name: str, data: bytes, target: Target) -> Kernel:
@@ -84,15 +86,15 @@ def inspect_function(name: str, data: bytes, target: Target) -> Kernel:
     if is_host_object(data):
         try:
             read_host_object(data)
-        except InvalidHostObject as error:
-            raise InvalidCubin(str(error)) from error
+        except errors.InvalidHostObject as error:
+            raise errors.InvalidCubin(str(error)) from error
         kernels: tuple[Kernel, ...] = ()
     else:
         cubin = read_cubin(data)
         check_arch(name, cubin, target)
         kernels = cubin.kernels
         if not kernels:
-            raise UnexpectedCubin(name, "it holds no kernel")
+            raise errors.UnexpectedCubin(name, "it holds no kernel")
     return Kernel(
         symbol=kernels[0].symbol if kernels else "",
         registers=max((kernel.registers for kernel in kernels), default=0),

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.constants import constant_modules
 from planfreeze.dtypes import TRITON_TYPES
-from planfreeze.errors import InvalidPayload, UnnameableConstant
 from planfreeze.family import CuteSource, Definition, Family, RecordedSource, TritonSource
 from planfreeze.payload import Payload, check_field
 from planfreeze.record import RECORD_FORMAT
@@ -131,8 +131,8 @@ def check_fields(source: TritonSource | CuteSource | RecordedSource) -> None:
     for name, value in stated:
         try:
             check_field(source.kernel, name, value)
-        except InvalidPayload as error:
-            raise UnnameableConstant(f"{name} of {source.kernel}", repr(value), error.reason) from error
+        except errors.InvalidPayload as error:
+            raise errors.UnnameableConstant(f"{name} of {source.kernel}", repr(value), error.reason) from error
 
 
 def dialect_of(definition: Definition) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.digest import digest_of
-from planfreeze.errors import SourceUnreadable, UnparsableSource
 from planfreeze.family import Definition, Family
 from planfreeze.key import Key, dialect_of, make_key, source_roots
 from planfreeze.payload import Payload
@@ -73,7 +73,7 @@ def key_plan(plan: Plan, toolchains: Path) -> tuple[KeyedProgram | UnkeyedProgra
             installed[dialect] = find_toolchain(dialect, toolchains)
         try:
             sources = read.setdefault(roots, read.get(roots) or read_sources(roots, reader))
-        except (SourceUnreadable, UnparsableSource) as error:
+        except (errors.SourceUnreadable, errors.UnparsableSource) as error:
             keyed.append(UnkeyedProgram(payload=payload, target=plan.target, reason=str(error)))
             continue
         keyed.append(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-from planfreeze.errors import SourceUnreadable
+from planfreeze import errors
 
 __all__ = ["Specs", "find_source", "is_beside", "package_of"]
 
@@ -67,7 +67,7 @@ def find_source(name: str, known: Specs | None = None) -> Path | None:
         return None
     path = Path(spec.origin)
     if path.suffix != ".py" or not path.is_file():
-        raise SourceUnreadable(name)
+        raise errors.SourceUnreadable(name)
     return path
 
 

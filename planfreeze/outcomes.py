@@ -7,19 +7,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.store import PutResult, Store
 from planfreeze.compilers import CompiledProgram
-from planfreeze.errors import (
-    CompileFailed,
-    DamagedEntry,
-    DamagedRecord,
-    InvalidCubin,
-    MissingEntry,
-    StoreUnusable,
-    UnexpectedCubin,
-    WrongArch,
-)
 from planfreeze.inspection import inspect_cubin
 from planfreeze.key import COMPILE_ENVIRONMENT, dialect_of, spell_labels
 from planfreeze.keyed import KeyedProgram, UnkeyedProgram
@@ -78,14 +69,14 @@ def find_stored(program: KeyedProgram, store: Store) -> Outcome | None:
         encoded = store.get_record(program.key.digest)
         record = ProgramRecord.decode(encoded)
         if (record.arch, record.payload) != (program.target.arch, program.payload.encode()):
-            raise DamagedRecord("it is another program's")
+            raise errors.DamagedRecord("it is another program's")
         cubin = store.get_blob(record.blob)
         for _, digest in record.companions:
             store.get_blob(digest)
         inspect_cubin(program.name, cubin, program.definition, record.launch, program.target)
-    except (MissingEntry, DamagedEntry):
+    except (errors.MissingEntry, errors.DamagedEntry):
         return None
-    except (DamagedRecord, InvalidCubin, UnexpectedCubin, WrongArch) as error:
+    except (errors.DamagedRecord, errors.InvalidCubin, errors.UnexpectedCubin, errors.WrongArch) as error:
         store.quarantine("record", program.key.digest, str(error))
         return None
     return Outcome(
@@ -104,7 +95,7 @@ def compile_program(program: KeyedProgram, store: Store, worker: Worker, place: 
     try:
         compiled = worker.compile(task)
         record = make_record(program, compiled)
-    except (CompileFailed, InvalidCubin, UnexpectedCubin, WrongArch) as error:
+    except (errors.CompileFailed, errors.InvalidCubin, errors.UnexpectedCubin, errors.WrongArch) as error:
         return Outcome(program=program, status="failed", seconds=time.monotonic() - started, reason=str(error))
     seconds = time.monotonic() - started
     published = publish_program(program, compiled, record, store)
@@ -136,9 +127,9 @@ def publish_program(program: KeyedProgram, compiled: CompiledProgram, record: Pr
         for _, content in compiled.companions:
             store.put_blob(content)
         return store.put_record(program.key.digest, record.encode())
-    except StoreUnusable as error:
+    except errors.StoreUnusable as error:
         reason = f"{program.name} with key {program.key.digest} is not stored: {error.reason}"
-        raise StoreUnusable(error.store, reason, error.needed_bytes) from error
+        raise errors.StoreUnusable(error.store, reason, error.needed_bytes) from error
 
 
 def make_record(program: KeyedProgram, compiled: CompiledProgram) -> ProgramRecord:

@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.cache.digest import digest_of
 from planfreeze.cache.pack import Pack
 from planfreeze.cache.pack_index import PackEntry, PackIndex
@@ -13,7 +14,6 @@ from planfreeze.cache.pack_writing import write_pack
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.signature import PUBLIC_BYTES, key_name, sign
 from planfreeze.cache.store import Store
-from planfreeze.errors import RecordsDiffer
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import Holding, find_holding, name_plan, pinned_plans, prove_plan, read_program
 
@@ -133,7 +133,7 @@ def unpack_plans(plans: Sequence[FrozenPlan], pack: Pack, store: Store) -> None:
     with pinned_plans(plans, store):
         differing = {key for plan in plans for key in put_programs(plan, pack, store)}
         if differing:
-            raise RecordsDiffer(str(pack.path), str(store.path), tuple(sorted(differing)))
+            raise errors.RecordsDiffer(str(pack.path), str(store.path), tuple(sorted(differing)))
         for plan in plans:
             name_plan(plan, find_holding(plan, pack).blobs, store)
 

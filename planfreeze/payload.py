@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, dataclass_transform, get_origin
 import msgspec
 from msgspec import Struct, StructMeta
 
-from planfreeze.errors import DecoratedPayload, InvalidPayload
+from planfreeze import errors
 
 __all__ = ["Field", "Payload", "PayloadMeta", "check_field", "spell_differences"]
 
@@ -35,16 +35,18 @@ class PayloadMeta(StructMeta):
             namespace = namespace | {"__post_init__": completed(namespace["__post_init__"])}
         made = super().__new__(mcls, name, bases, namespace, **(options | FORM))
         if any("digest" in vars(base) for base in made.__mro__):
-            raise InvalidPayload(name, "digest is no name for a field: every payload has a digest of its own")
+            raise errors.InvalidPayload(name, "digest is no name for a field: every payload has a digest of its own")
         for field in made.__struct_fields__:
             found = next(vars(base)[field] for base in made.__mro__ if field in vars(base))
             if not isinstance(found, MemberDescriptorType):
-                raise InvalidPayload(name, f"{field} is a field of its base and hidden here: declare it with its type")
+                raise errors.InvalidPayload(
+                    name, f"{field} is a field of its base and hidden here: declare it with its type"
+                )
         return made
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name == "__dataclass_params__":  # the first thing that the decorator sets
-            raise DecoratedPayload(f"{cls.__module__}.{cls.__qualname__}", cls.__name__)
+            raise errors.DecoratedPayload(f"{cls.__module__}.{cls.__qualname__}", cls.__name__)
         if name in ("digest", *cls.__struct_fields__):
             raise AttributeError(f"{name} of {cls.__name__} is what its payloads are told by")
         super().__setattr__(name, value)
@@ -91,7 +93,7 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
             value = getattr(self, name)
             check_field(self.family_name, name, value)
             if kind is not None and type(value) is not kind:
-                raise InvalidPayload(
+                raise errors.InvalidPayload(
                     self.family_name,
                     f"{name} = {value!r} is a {type(value).__name__}, not the {kind.__name__} it is declared as",
                 )
@@ -132,10 +134,10 @@ class Payload(Struct, metaclass=PayloadMeta, frozen=True, kw_only=True, eq=False
         known, defaults = cls.__struct_fields__, declared_defaults(cls)
         for name in values:
             if name not in known:
-                raise InvalidPayload(cls.family_name, f"{name} is not a field; known: {', '.join(known)}")
+                raise errors.InvalidPayload(cls.family_name, f"{name} is not a field; known: {', '.join(known)}")
         for name in known:
             if name not in values and name not in defaults:
-                raise InvalidPayload(cls.family_name, f"{name} is missing")
+                raise errors.InvalidPayload(cls.family_name, f"{name} is missing")
         return cls(**{name: freeze_lists(value) for name, value in values.items()})
 
     def __copy__(self) -> Self:
@@ -157,14 +159,14 @@ def check_field(family: str, name: str, value: object) -> None:
         for item in value:
             check_field(family, name, item)
     elif type(value) not in FIELD_TYPES.values():
-        raise InvalidPayload(
+        raise errors.InvalidPayload(
             family,
             f"{name} = {value!r} is a {type(value).__name__}; payload fields are int, bool, str or tuples of them",
         )
     elif type(value) is int and not -(2**63) <= value < 2**64:
-        raise InvalidPayload(family, f"{name} = {value} does not fit 64 bits")
+        raise errors.InvalidPayload(family, f"{name} = {value} does not fit 64 bits")
     elif type(value) is str and not is_text(value):
-        raise InvalidPayload(family, f"{name} = {value!r} is no text that UTF-8 can hold")
+        raise errors.InvalidPayload(family, f"{name} = {value!r} is no text that UTF-8 can hold")
 
 
 @cache

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.readable import ReadableStore, open_readable
-from planfreeze.errors import PlanMissing, StoreMissing
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.processes import build_in_child
 from planfreeze.resolve import PlanReference, find_plan
@@ -43,7 +43,7 @@ class PlanSource(Struct, frozen=True, kw_only=True):
         """
         try:
             return self._read(reference)
-        except (PlanMissing, StoreMissing):
+        except (errors.PlanMissing, errors.StoreMissing):
             if not self.is_builder or reference.root is not None:
                 raise
         build_in_child(reference, self.store, is_trusted=self.is_trusted)

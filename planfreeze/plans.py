@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.budgets import Budget
 from planfreeze.choices import Choice
-from planfreeze.errors import EmptyPlan, InvalidModel, PlanfreezeError
 from planfreeze.family import Family, family_of
 from planfreeze.models import Model, PlanOptions
 from planfreeze.payload import Payload
@@ -99,21 +99,21 @@ def make_plan(model: Model, *, tp: int, target: Target, options: PlanOptions, so
     try:
         enumerate_programs = getattr(import_module(module), attribute)
     except Exception as error:  # a user's module may raise anything
-        raise InvalidModel(model.name, f"programs = {model.programs!r} cannot be imported: {error}") from error
+        raise errors.InvalidModel(model.name, f"programs = {model.programs!r} cannot be imported: {error}") from error
     try:
         payloads = tuple(dict.fromkeys(enumerate_programs(model, tp=tp, target=target, options=options)))
-    except PlanfreezeError:
+    except errors.PlanfreezeError:
         raise
     except Exception as error:  # a user's function may raise anything
-        raise InvalidModel(model.name, f"programs = {model.programs!r} raised {error!r}") from error
+        raise errors.InvalidModel(model.name, f"programs = {model.programs!r} raised {error!r}") from error
     if not all(isinstance(payload, Payload) for payload in payloads):
-        raise InvalidModel(model.name, f"programs = {model.programs!r} lists something that is no payload")
+        raise errors.InvalidModel(model.name, f"programs = {model.programs!r} lists something that is no payload")
     stated = options.to_arguments()
     if source is not None and source != model.name:
         stated = ("--model", PurePath(source).name, *stated)
     plan = Plan(model=model.name, tp=tp, target=target, payloads=payloads, options=stated, budgets=model.budgets)
     if not payloads:
-        raise EmptyPlan(plan.name)
+        raise errors.EmptyPlan(plan.name)
     return plan
 
 

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from planfreeze.errors import SessionState
+from planfreeze import errors
 from planfreeze.sessions import Session
 from planfreeze.settings import Settings, read_settings, store_path
 
@@ -42,7 +42,9 @@ def session(
         are given.
     """
     if store is not None and pack is not None:
-        raise SessionState(f"both store {store} and pack {pack} are given", "planfreeze.session(PLAN, pack=FILE)")
+        raise errors.SessionState(
+            f"both store {store} and pack {pack} are given", "planfreeze.session(PLAN, pack=FILE)"
+        )
     store = store if pack is None else pack
     with process_lock:
         if not plans and process_session and not process_session[0].is_closed:
@@ -66,7 +68,7 @@ def same_session(made: Session, store: str | Path | None, device: int | None) ->
     """Return the process's session unless something else is asked for."""
     for name, asked, there in (("store", store and Path(store), made.store), ("device", device, made.ordinal)):
         if asked is not None and asked != there:
-            raise SessionState(
+            raise errors.SessionState(
                 f"the process's session has {name} {there}, not {asked}", "planfreeze.session(PLAN, ...) for another"
             )
     return made

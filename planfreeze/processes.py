@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Protocol
 
-from planfreeze.errors import PlanMissing
+from planfreeze import errors
 from planfreeze.guard.children import without_guard
 from planfreeze.plan_names import build_arguments
 from planfreeze.resolve import PlanReference
@@ -57,4 +57,4 @@ def build_in_child(reference: PlanReference, store: Path, *, is_trusted: bool) -
         not arguments
         or subprocess.run(command, stdout=subprocess.DEVNULL, check=False, env=environment).returncode != 0
     ):
-        raise PlanMissing(str(reference), str(store), shlex.join(["planfreeze", *command[3:]]))
+        raise errors.PlanMissing(str(reference), str(store), shlex.join(["planfreeze", *command[3:]]))

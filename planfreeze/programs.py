@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from planfreeze import errors
 from planfreeze.binding import Layout, Signature
 from planfreeze.device import Device
-from planfreeze.errors import DriverRefused, InvalidArgument, LaunchFailed, SessionState, WrongDevice
 from planfreeze.family import Grid
 from planfreeze.inspection import find_tools
 from planfreeze.launching import DriverLaunch, ParameterLayout, Parameters, choose_launch
@@ -54,7 +54,7 @@ class Program:
         self._refusal = ""
         target = resolved.planned.target
         if device.capability != target.capability:
-            raise WrongDevice(self.name, target.arch, device.name, device.capability)
+            raise errors.WrongDevice(self.name, target.arch, device.name, device.capability)
         arguments = self.definition.arguments
         self._signature = Signature(self.name, arguments, device)
         padding = len(resolved.record.parameter_bytes) - len(arguments)
@@ -62,7 +62,7 @@ class Program:
         self._library, self._function = device.run_in_context(lambda: self._load(resolved))
         self.resident_blocks = device.sm_count * device.run_in_context(self._occupancy)
         if self.resident_blocks == 0:
-            raise LaunchFailed(self.name, "not one block of it fits an SM")
+            raise errors.LaunchFailed(self.name, "not one block of it fits an SM")
         self._launches: dict[bool, DriverLaunch] = {}
         # What launches of checked calls used, ready to be used again; each list by whether it is programmatic.
         self._idle: dict[bool, list[Bound]] = {False: [], True: []}
@@ -73,7 +73,7 @@ class Program:
         if loaded[0].name in UNREADABLE_IMAGES:
             version = check(self.name, driver.cuDriverGetVersion())
             supported = f"{version // 1000}.{version % 1000 // 10}"
-            raise DriverRefused(self.name, loaded[0].name, find_tools(resolved.cubin), supported)
+            raise errors.DriverRefused(self.name, loaded[0].name, find_tools(resolved.cubin), supported)
         library = check(self.name, loaded)
         kernel = check(self.name, driver.cuLibraryGetKernel(library, resolved.record.symbol.encode()))
         function = check(self.name, driver.cuKernelGetFunction(kernel))
@@ -164,7 +164,9 @@ class Program:
     def refuse_unloaded(self) -> None:
         """Raise SessionState when the session was closed, or this process is a fork of the one that loaded."""
         if self._refusal:
-            raise SessionState(f"{self.name} cannot be launched: {self._refusal}", "planfreeze.session().freeze()")
+            raise errors.SessionState(
+                f"{self.name} cannot be launched: {self._refusal}", "planfreeze.session().freeze()"
+            )
 
     def unload(self, reason: str, *, is_forked: bool = False) -> None:
         """Release the program on its device; later binds and launches raise with ``reason``.
@@ -197,7 +199,7 @@ def check_grid(name: str, grid: Sequence[int]) -> Grid:
     """Return a grid that a caller gave, with all three numbers."""
     blocks = tuple(grid)
     if not 1 <= len(blocks) <= 3 or any(type(count) is not int or not 0 <= count < 2**31 for count in blocks):
-        raise InvalidArgument(name, "grid", f"= {blocks} is not one to three numbers of blocks")
+        raise errors.InvalidArgument(name, "grid", f"= {blocks} is not one to three numbers of blocks")
     x, y, z = (*blocks, 1, 1)[:3]
     return x, y, z
 
@@ -255,5 +257,5 @@ class Bound:
     def _launch_in_context(self, status: Any, handle: int) -> None:
         device, name = self.program.device, self.program.name
         if status.name not in WRONG_CONTEXT_ERRORS:
-            raise LaunchFailed(name, status.name)
+            raise errors.LaunchFailed(name, status.name)
         device.run_in_context(lambda: device.check(name, self._driver_launch(self.grid, self._address, handle)))

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
-from planfreeze.errors import DamagedRecord, OtherRecordFormat
+from planfreeze import errors
 from planfreeze.family import LaunchInfo
 
 __all__ = ["RECORD_FORMAT", "ProgramRecord"]
@@ -80,7 +80,7 @@ class ProgramRecord(Struct, frozen=True, kw_only=True):
         try:
             record_format = HEAD.decode(data).record_format
             if record_format != RECORD_FORMAT:
-                raise OtherRecordFormat(record_format, RECORD_FORMAT)
+                raise errors.OtherRecordFormat(record_format, RECORD_FORMAT)
             values = dict(PARTS.decode(data)[1])
             values["launch"] = LaunchInfo.from_fields(values["launch"])
             values["parameter_bytes"] = tuple(values["parameter_bytes"])
@@ -88,9 +88,9 @@ class ProgramRecord(Struct, frozen=True, kw_only=True):
             record = cls(**values)
             is_canonical = record.encode() == data and has_declared_types(record)
         except (msgspec.DecodeError, RecursionError, ValueError, TypeError, KeyError) as error:
-            raise DamagedRecord(str(error)) from error
+            raise errors.DamagedRecord(str(error)) from error
         if not is_canonical:
-            raise DamagedRecord("not in canonical form")
+            raise errors.DamagedRecord("not in canonical form")
         return record
 
 

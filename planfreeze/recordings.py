@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.choices import Choice
-from planfreeze.errors import InvalidRecording, PlanfreezeError, RecordedOtherwise, RecordingUnwritable
 from planfreeze.family import Family, load_family
 from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.payload import Field, Payload, freeze_lists
@@ -107,7 +107,7 @@ class Recording(Struct, frozen=True, kw_only=True):
             partial.write_text(self.to_json())
             partial.replace(path)
         except OSError as error:
-            raise RecordingUnwritable(str(path), str(error)) from error
+            raise errors.RecordingUnwritable(str(path), str(error)) from error
 
 
 def partial_of(path: Path) -> Path:
@@ -124,12 +124,12 @@ def check_writable(path: Path) -> None:
         It cannot.
     """
     if path.is_dir():
-        raise RecordingUnwritable(str(path), "it is a directory")
+        raise errors.RecordingUnwritable(str(path), "it is a directory")
     try:
         partial_of(path).touch()
         partial_of(path).unlink()
     except OSError as error:
-        raise RecordingUnwritable(str(path), str(error)) from error
+        raise errors.RecordingUnwritable(str(path), str(error)) from error
 
 
 def choice_json(choice: Choice) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def read_recording(path: Path) -> Recording:
     try:
         content = json.loads(path.read_bytes())
         if content["magic"] != MAGIC or content["format"] != RECORDING_FORMAT:
-            raise InvalidRecording(str(path), "it is of another format")
+            raise errors.InvalidRecording(str(path), "it is of another format")
         programs = tuple(read_program(program) for program in content["programs"])
         return Recording(
             archs=tuple(map(str, content["archs"])),
@@ -176,10 +176,10 @@ def read_recording(path: Path) -> Recording:
             refused=tuple(Refusal(kernel=str(r["kernel"]), reason=str(r["reason"])) for r in content["refused"]),
             unused=int(content["unused"]),
         )
-    except InvalidRecording:
+    except errors.InvalidRecording:
         raise
     except OSError as error:
-        raise InvalidRecording(str(path), str(error)) from error
+        raise errors.InvalidRecording(str(path), str(error)) from error
     except (
         ArithmeticError,
         AttributeError,
@@ -187,9 +187,9 @@ def read_recording(path: Path) -> Recording:
         RecursionError,
         TypeError,
         ValueError,
-        PlanfreezeError,
+        errors.PlanfreezeError,
     ) as error:
-        raise InvalidRecording(str(path), f"{type(error).__name__}: {error}") from error
+        raise errors.InvalidRecording(str(path), f"{type(error).__name__}: {error}") from error
 
 
 def read_program(stated: Any) -> RecordedProgram:
@@ -247,14 +247,14 @@ def plan_recording(recording: Recording, target: Target, *, path: Path) -> Plan:
         The run was recorded under settings that change what programs compute.
     """
     if not recording.programs:
-        raise InvalidRecording(str(path), "it holds no program")
+        raise errors.InvalidRecording(str(path), "it holds no program")
     name = path.stem
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) or re.search(r"-tp[0-9]+$", name):
-        raise InvalidRecording(str(path), f"{name!r} cannot be the name of its plan, or is that of a model's")
+        raise errors.InvalidRecording(str(path), f"{name!r} cannot be the name of its plan, or is that of a model's")
     pinned = {name: value for variables in COMPILE_ENVIRONMENT.values() for name, value in variables.items()}
     for variable, value in recording.environment:
         if pinned.get(variable) != value and variable != "TRITON_DISABLE_LINE_INFO":  # lines compute nothing
-            raise RecordedOtherwise(variable, value, pinned.get(variable, ""))
+            raise errors.RecordedOtherwise(variable, value, pinned.get(variable, ""))
     return Plan(
         model=name,
         tp=0,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.store import Store
 from planfreeze.cache.sweeping import Name
-from planfreeze.errors import DamagedEntry, DamagedPlan, MissingEntry, PlanfreezeError, PlanTooNew
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import Holding, find_holding
 from planfreeze.keyed import KeyedProgram, key_plan
@@ -67,7 +67,7 @@ def repair(problems: Sequence[Problem], store: Store, *, jobs: int, toolchains: 
         if not is_whole(holding, problems, store):
             try:
                 rebuilt += rebuild(holding.plan, store, jobs, toolchains)
-            except PlanfreezeError as error:
+            except errors.PlanfreezeError as error:
                 refused.append((f"{holding.plan.name}@sha256:{holding.root}", str(error)))
     needed = {entry for holding in plans for entry in holding.entries}
     for problem in problems:
@@ -92,7 +92,7 @@ def read_plans(store: Store) -> list[Holding]:
         try:
             plan = FrozenPlan.decode(store.get_plan(entry.name))
             holdings.append(find_holding(plan, store, is_partial=True))
-        except (MissingEntry, DamagedEntry, DamagedPlan, PlanTooNew):
+        except (errors.MissingEntry, errors.DamagedEntry, errors.DamagedPlan, errors.PlanTooNew):
             continue  # put aside, gone, or another version's: verifying has told
     return holdings
 
@@ -104,7 +104,7 @@ def is_whole(holding: Holding, problems: Iterable[Problem], store: Store) -> boo
     return holding.is_whole and is_there and not wrong & set(holding.entries)
 
 
-class OtherInputsError(PlanfreezeError):
+class OtherInputsError(errors.PlanfreezeError):
     """The keys of a plan cannot be made here."""
 
 
@@ -153,7 +153,7 @@ def restore_reference(name: str, plans: Iterable[Holding], store: Store) -> str 
     """Turn a damaged reference to the one plan of its name; return why that cannot be done, or None."""
     try:
         root = store.get_ref(name)
-    except DamagedEntry:
+    except errors.DamagedEntry:
         root = None
     candidates = [holding for holding in plans if holding.plan.name == name]
     if root is None and len(candidates) == 1:

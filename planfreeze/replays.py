@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.device import Device
-from planfreeze.errors import GuardAsleep
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Guard
 from planfreeze.plans import Plan
@@ -124,8 +124,8 @@ def prove_guard() -> dict[str, str]:
     try:
         proven: dict[str, str] = json.loads(child.stdout)
     except ValueError:
-        raise GuardAsleep("all", child.stderr.strip()) from None
+        raise errors.GuardAsleep("all", child.stderr.strip()) from None
     for road, state in proven.items():
         if state == "asleep":
-            raise GuardAsleep(road, child.stderr.strip())
+            raise errors.GuardAsleep(road, child.stderr.strip())
     return proven

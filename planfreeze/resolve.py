@@ -6,22 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.digest import is_digest
 from planfreeze.cache.readable import ReadableStore
-from planfreeze.errors import (
-    DamagedEntry,
-    DamagedPrograms,
-    DamagedRecord,
-    EmptyPlan,
-    InvalidCubin,
-    InvalidPlanReference,
-    KernelsDiffer,
-    MissingEntry,
-    MissingPrograms,
-    PlanMissing,
-    UnexpectedCubin,
-    WrongArch,
-)
 from planfreeze.family import Definition, load_family
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry
 from planfreeze.inspection import inspect_cubin
@@ -93,9 +80,9 @@ class Resolution(Struct, frozen=True, kw_only=True):
         """
         facts = (self.store, self.command)
         if self.damaged:
-            raise DamagedPrograms(self.plan.name, len(self.plan.entries), self.damaged, *facts)
+            raise errors.DamagedPrograms(self.plan.name, len(self.plan.entries), self.damaged, *facts)
         if self.missing:
-            raise MissingPrograms(self.plan.name, len(self.plan.entries), self.missing, *facts)
+            raise errors.MissingPrograms(self.plan.name, len(self.plan.entries), self.missing, *facts)
         return self.programs
 
 
@@ -130,7 +117,7 @@ class PlanReference(Struct, frozen=True):
         """
         name, pin, root = text.partition("@sha256:")
         if not text or (pin and not is_digest(root)):
-            raise InvalidPlanReference(text)
+            raise errors.InvalidPlanReference(text)
         if not pin and is_digest(text):
             return cls(None, text)
         return cls(name or None, root or None)
@@ -165,17 +152,21 @@ def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | 
     if root is None:
         command = command or make_command(store, reference)
         known = tuple(store.list_refs())
-        raise PlanMissing(str(reference), str(store.path), command, known, misspelled_plan(reference.name, known))
+        raise errors.PlanMissing(
+            str(reference), str(store.path), command, known, misspelled_plan(reference.name, known)
+        )
     try:
         plan = FrozenPlan.decode(store.get_plan(root))
-    except MissingEntry as error:
+    except errors.MissingEntry as error:
         command = command or make_command(store, reference)
-        raise PlanMissing(str(reference), str(store.path), command, tuple(store.list_refs())) from error
+        raise errors.PlanMissing(str(reference), str(store.path), command, tuple(store.list_refs())) from error
     if reference.name not in (None, plan.name):
         command = command or make_command(store, reference)
-        raise PlanMissing(str(reference), str(store.path), f"the plan of this root digest is {plan.name}. {command}")
+        raise errors.PlanMissing(
+            str(reference), str(store.path), f"the plan of this root digest is {plan.name}. {command}"
+        )
     if not plan.entries:
-        raise EmptyPlan(str(reference))
+        raise errors.EmptyPlan(str(reference))
     return plan
 
 
@@ -204,7 +195,7 @@ def find_plans(store: ReadableStore, references: Sequence[str] | None) -> tuple[
     """
     texts = store.list_refs() if references is None else references
     if not texts:
-        raise EmptyPlan(str(store.path))
+        raise errors.EmptyPlan(str(store.path))
     return tuple(find_plan(store, PlanReference.parse(text)) for text in texts)
 
 
@@ -219,7 +210,7 @@ def check_kernels(plan: FrozenPlan) -> None:
     checked = zip(plan.families, check_sources([family.sources for family in plan.families]), strict=True)
     differing = tuple(f"{family.reference} ({', '.join(modules)})" for family, modules in checked if modules)
     if differing:
-        raise KernelsDiffer(plan.name, differing, plan.build_command)
+        raise errors.KernelsDiffer(plan.name, differing, plan.build_command)
 
 
 def planned_programs(plan: FrozenPlan) -> tuple[PlannedProgram, ...]:
@@ -259,9 +250,15 @@ def resolve_plan(plan: FrozenPlan, store: ReadableStore, planned: Sequence[Plann
     for program in planned_programs(plan) if planned is None else planned:
         try:
             programs.append(resolve_program(program, store))
-        except MissingEntry:
+        except errors.MissingEntry:
             missing.append(program_name(program.payload))
-        except (DamagedEntry, DamagedRecord, InvalidCubin, UnexpectedCubin, WrongArch) as error:
+        except (
+            errors.DamagedEntry,
+            errors.DamagedRecord,
+            errors.InvalidCubin,
+            errors.UnexpectedCubin,
+            errors.WrongArch,
+        ) as error:
             damaged.append(f"{program_name(program.payload)}: {error}")
     return Resolution(
         plan=plan,
@@ -287,9 +284,9 @@ def resolve_program(planned: PlannedProgram, store: ReadableStore) -> ResolvedPr
     record = ProgramRecord.decode(store.get_record(entry.key, entry.record))
     cubin = store.get_blob(entry.blob)
     if record.blob != entry.blob or record.payload != planned.payload.encode():
-        raise UnexpectedCubin(name, "its record is another program's")
+        raise errors.UnexpectedCubin(name, "its record is another program's")
     kernel = inspect_cubin(name, cubin, planned.definition, record.launch, planned.target)
     if (kernel.symbol, kernel.parameter_sizes) != (record.symbol, record.parameter_bytes):
-        raise UnexpectedCubin(name, "its record describes another kernel")
+        raise errors.UnexpectedCubin(name, "its record describes another kernel")
     companions = tuple((file, store.get_blob(digest)) for file, digest in record.companions)
     return ResolvedProgram(name=name, planned=planned, record=record, cubin=cubin, companions=companions)

@@ -4,9 +4,9 @@ import contextlib
 import re
 from collections.abc import Sequence
 
+from planfreeze import errors
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.constants import spell_field
-from planfreeze.errors import DamagedEntry, DamagedRecord, InvalidPayload, MissingEntry, ProgramMissing
 from planfreeze.facts import ProgramFacts, planned_facts, stored_facts
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.payload import Field
@@ -41,7 +41,7 @@ def unplanned_programs(plans: Sequence[FrozenPlan], store: ReadableStore) -> tup
     found = []
     for entry in store.entries("record"):
         if entry.name not in planned:
-            with contextlib.suppress(MissingEntry, DamagedEntry, DamagedRecord):
+            with contextlib.suppress(errors.MissingEntry, errors.DamagedEntry, errors.DamagedRecord):
                 found.append(stored_facts(entry.name, store))
     return tuple(sorted(found, key=lambda facts: (facts.record.arch, facts.name, facts.key)))
 
@@ -77,13 +77,15 @@ def select_programs(
         if found := tuple(facts for facts in programs if is_named(facts, asked) and has_fields(facts, wanted)):
             return found
         looked_at += programs
-    raise ProgramMissing(" ".join((asked, *stated)), str(store.path), len(looked_at), find_near(asked, looked_at))
+    raise errors.ProgramMissing(
+        " ".join((asked, *stated)), str(store.path), len(looked_at), find_near(asked, looked_at)
+    )
 
 
 def parse_field(family: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InvalidPayload(family, f"{text!r} is not NAME=VALUE")
+        raise errors.InvalidPayload(family, f"{text!r} is not NAME=VALUE")
     return name, value
 
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from planfreeze import errors
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.device import Device
-from planfreeze.errors import PlansDisagree, SessionState, UnplannedProgram
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, Guard, Mode, road_names
 from planfreeze.keepers import note_session
@@ -138,7 +138,9 @@ class Session:
         with self._lock:
             self._refuse_closed()
             if self.is_frozen:
-                raise SessionState(f"{plan} cannot be prepared: the session is frozen", "prepare() before freeze()")
+                raise errors.SessionState(
+                    f"{plan} cannot be prepared: the session is frozen", "prepare() before freeze()"
+                )
             found, store = self._source.find(PlanReference.parse(plan))
             check_kernels(found)
             programs = planned_programs(found)
@@ -146,7 +148,7 @@ class Session:
             for digest, (program, _) in planned.items():
                 known = self._planned.get(digest)
                 if known is not None and known[0].entry.blob != program.entry.blob:
-                    raise PlansDisagree(program_name(program.payload), found.name, known[0].target.arch)
+                    raise errors.PlansDisagree(program_name(program.payload), found.name, known[0].target.arch)
             self._planned.update(planned)
             self._plans.append((found, store, programs))
             return self
@@ -175,7 +177,7 @@ class Session:
             if self.is_frozen:
                 return self
             if not self._plans:
-                raise SessionState("the session has no plan", "prepare(PLAN), or set PLANFREEZE_PLAN")
+                raise errors.SessionState("the session has no plan", "prepare(PLAN), or set PLANFREEZE_PLAN")
             sentinel = Guard(mode=guard, explain=self._explain)
             resolved = [program for prepared in self._plans for program in resolve_plan(*prepared).check()]
             loaded: dict[str, Program] = {}
@@ -273,7 +275,7 @@ class Session:
 
             planned = [known.payload for known, _ in self._planned.values()]
             command = self._plans[0][0].build_command if self._plans else "planfreeze build --model MODEL --tp N"
-            raise UnplannedProgram(program_name(payload), describe_nearest(payload, planned, command))
+            raise errors.UnplannedProgram(program_name(payload), describe_nearest(payload, planned, command))
         planned_program, store = self._planned[payload.digest]
         program = Program(resolve_program(planned_program, store), self._open_device())
         self._programs = self._programs | {payload.digest: program}
@@ -288,7 +290,7 @@ class Session:
 
     def _refuse_closed(self) -> None:
         if self._refusal:
-            raise SessionState(self._refusal, "planfreeze.session(...) for a new session")
+            raise errors.SessionState(self._refusal, "planfreeze.session(...) for a new session")
 
     def refuse_fork(self) -> None:
         """In a forked child: make every program raise, since CUDA does not survive a fork."""

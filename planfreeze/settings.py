@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
-from planfreeze.errors import HomeMissing, InvalidSetting
+from planfreeze import errors
 
 __all__ = [
     "GuardSettings",
@@ -101,7 +101,7 @@ def read_guard_settings(environ: Mapping[str, str] = os.environ) -> GuardSetting
     """
     mode, log = environ.get("PLANFREEZE_GUARD"), environ.get("PLANFREEZE_GUARD_LOG")
     if mode and mode not in get_args(Mode):
-        raise InvalidSetting("PLANFREEZE_GUARD", mode, "raise, warn, count or off")
+        raise errors.InvalidSetting("PLANFREEZE_GUARD", mode, "raise, warn, count or off")
     return GuardSettings(
         mode=cast("Mode", mode) if mode else None,
         allowed=frozenset(name for name in environ.get("PLANFREEZE_GUARD_ALLOWED", "").split(",") if name),
@@ -188,7 +188,7 @@ def toolchain_cache() -> Path:
     """Return the directory that remembers compiler fingerprints; where there is no home, one that keeps nothing."""
     try:
         return user_cache() / "toolchains"
-    except HomeMissing:
+    except errors.HomeMissing:
         return Path(os.devnull, "toolchains")
 
 
@@ -205,16 +205,16 @@ def user_cache() -> Path:
     try:
         path = user_cache_path("planfreeze")
     except RuntimeError as error:
-        raise HomeMissing(os.geteuid()) from error
+        raise errors.HomeMissing(os.geteuid()) from error
     if not path.is_absolute():  # what older versions of platformdirs make of a home that is not there
-        raise HomeMissing(os.geteuid())
+        raise errors.HomeMissing(os.geteuid())
     return path
 
 
 def read_switch(environ: Mapping[str, str], name: str, default: str) -> bool:
     value = environ.get(name, default)
     if value not in ("0", "1"):
-        raise InvalidSetting(name, value, "0 or 1")
+        raise errors.InvalidSetting(name, value, "0 or 1")
     return value == "1"
 
 
@@ -223,7 +223,7 @@ def read_count(environ: Mapping[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not value.isascii() or not value.isdigit() or len(value) > 10:
-        raise InvalidSetting(name, value, "a whole number from 0 to 9999999999")
+        raise errors.InvalidSetting(name, value, "a whole number from 0 to 9999999999")
     return int(value)
 
 
@@ -231,5 +231,5 @@ def read_paths(environ: Mapping[str, str], name: str) -> tuple[Path, ...]:
     value = environ.get(name, "")
     paths = tuple(Path(path.strip()) for path in value.split(",") if path.strip())
     if value and not paths:
-        raise InvalidSetting(name, value, "one or more files, comma separated")
+        raise errors.InvalidSetting(name, value, "one or more files, comma separated")
     return paths

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.cache.store import Store
-from planfreeze.errors import KeyLocked, WorkerDied
 from planfreeze.keyed import KeyedProgram
 from planfreeze.outcomes import Outcome, Place, compile_program, find_stored
 from planfreeze.target import Target
@@ -141,13 +141,13 @@ class Slot:
             return stored
         try:
             return self._compile_once(program, store)
-        except WorkerDied as error:
+        except errors.WorkerDied as error:
             if not error.is_worth_another_try:
                 return Outcome(program=program, status="failed", reason=str(error))
             earlier = str(error)
         try:
             return replace(self._compile_once(program, store), earlier=earlier)
-        except WorkerDied as error:
+        except errors.WorkerDied as error:
             return Outcome(program=program, status="failed", reason=str(error), earlier=earlier)
 
     def _compile_once(self, program: KeyedProgram, store: Store) -> Outcome:
@@ -158,7 +158,7 @@ class Slot:
             self._worker = self._board.start_worker(program.target)
         try:
             return compile_program(program, store, self._worker, self._place)
-        except WorkerDied as error:
+        except errors.WorkerDied as error:
             if self._board.is_stopped:
                 raise BuildStoppedError from error
             self.close()
@@ -180,7 +180,7 @@ def run_slot(board: Board, place: Place, store: Store, outcomes: "queue.SimpleQu
             try:
                 with store.lock_key(program.key.digest, timeout_s=0.0 if since is None else LOCK_STEP_S):
                     outcome = slot.compile(program, store)
-            except KeyLocked as error:
+            except errors.KeyLocked as error:
                 now = time.monotonic()
                 since = now if since is None else since
                 if now - since < LOCK_TIMEOUT_S:
@@ -189,7 +189,7 @@ def run_slot(board: Board, place: Place, store: Store, outcomes: "queue.SimpleQu
                             Outcome(program=program, status="waiting", seconds=now - since, reason=error.holder)
                         )
                     continue
-                locked = KeyLocked(error.key, error.store, error.holder, now - since)
+                locked = errors.KeyLocked(error.key, error.store, error.holder, now - since)
                 outcome = Outcome(program=program, status="failed", reason=str(locked))
             outcomes.put(outcome)
     except BuildStoppedError:

@@ -17,7 +17,7 @@ from types import CodeType, ModuleType
 import msgspec
 from msgspec import Struct
 
-from planfreeze.errors import SourceChanged, SourceUnreadable, UnparsableSource
+from planfreeze import errors
 from planfreeze.memory import recall, remember
 from planfreeze.module_files import Specs, find_source, is_beside
 
@@ -130,7 +130,7 @@ def read_sources(roots: Iterable[str], reader: ModuleReader | None = None) -> So
             digests[name] = module.digest
             waiting += module.followed
         elif name in required:
-            raise SourceUnreadable(name)
+            raise errors.SourceUnreadable(name)
     return Sources(tuple(sorted(digests.items())))
 
 
@@ -160,7 +160,7 @@ def hash_source(name: str, known: Specs | None = None) -> str:
     """
     path = find_source(name, known)
     if path is None:
-        raise SourceUnreadable(name)
+        raise errors.SourceUnreadable(name)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -168,7 +168,7 @@ def hash_if_readable(name: str, known: Specs) -> str | None:
     """Return the sha256 of one module's text, or None when it has none here."""
     try:
         return hash_source(name, known)
-    except SourceUnreadable:
+    except errors.SourceUnreadable:
         return None
 
 
@@ -197,7 +197,7 @@ def imported_names(name: str, package: str, path: Path, text: bytes) -> tuple[st
         with ONE_PARSES:
             tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise UnparsableSource(name, str(path), str(error)) from error
+        raise errors.UnparsableSource(name, str(path), str(error)) from error
     found: list[str] = []
     for node in statements(tree):
         if isinstance(node, ast.Import):
@@ -243,7 +243,7 @@ class ExactLoader(importlib.machinery.SourceFileLoader):
         path = self.get_filename(fullname)
         text = Path(path).read_bytes()
         if hashlib.sha256(text).hexdigest() != self.digest:
-            raise SourceChanged(fullname, path)
+            raise errors.SourceChanged(fullname, path)
         decoded = importlib.util.decode_source(text)
         # An entry without a modification time is never re-read from disk.
         linecache.cache[path] = (len(decoded), None, decoded.splitlines(keepends=True), path)
@@ -283,7 +283,7 @@ def load_exactly(sources: Sources) -> None:
         sys.meta_path.insert(0, finder)
     for name, digest in sources.modules:
         if finder.digests.setdefault(name, digest) != digest or not is_loaded_exactly(name, digest):
-            raise SourceChanged(name, str(find_source(name)))
+            raise errors.SourceChanged(name, str(find_source(name)))
 
 
 def is_loaded_exactly(name: str, digest: str) -> bool:

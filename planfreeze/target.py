@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from planfreeze.errors import UnknownArch
+from planfreeze import errors
 from planfreeze.spellings import nearest_spelling
 
 __all__ = ["ARCHS", "Target", "target"]
@@ -78,4 +78,4 @@ def target(arch: str) -> Target:
         return ARCHS[arch]
     except KeyError:
         near = f"{arch}a" if f"{arch}a" in ARCHS else nearest_spelling(arch, ARCHS)
-        raise UnknownArch(arch, tuple(ARCHS), near) from None
+        raise errors.UnknownArch(arch, tuple(ARCHS), near) from None

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from planfreeze.errors import CompilerMissing, ToolchainUnreadable
+from planfreeze import errors
 from planfreeze.memory import recall, remember
 
 __all__ = ["Toolchain", "find_toolchain", "host_compiler"]
@@ -64,7 +64,7 @@ def find_toolchain(dialect: str, cache: Path) -> Toolchain:
     first, *others = DISTRIBUTIONS[dialect]
     compiler = find_distribution(first)
     if compiler is None:
-        raise CompilerMissing(dialect, first)
+        raise errors.CompilerMissing(dialect, first)
     found = [compiler, *(other for name in others if (other := find_distribution(name)) is not None)]
     files = sorted(file for distribution in found for file in list_files(distribution))
     check_origin(first, MODULES[dialect], files)
@@ -104,7 +104,7 @@ def list_files(distribution: metadata.Distribution) -> list[tuple[str, str]]:
     name = distribution.name  # read from its metadata each time it is asked for
     record = distribution.read_text("RECORD")
     if record is None:
-        raise ToolchainUnreadable(name, "has no list of its files (RECORD)")
+        raise errors.ToolchainUnreadable(name, "has no list of its files (RECORD)")
     # Read here: importlib.metadata makes objects of every line, which took a tenth of a build that finds everything.
     files = (row[0] for row in csv.reader(record.splitlines()) if row)
     root = str(distribution.locate_file(""))
@@ -117,7 +117,9 @@ def check_origin(distribution: str, module: str, files: list[tuple[str, str]]) -
     origin = None if spec is None or spec.origin is None else os.path.realpath(spec.origin)
     listed = [os.path.realpath(path) for name, path in files if name.endswith(f"/{module}/__init__.py")]
     if origin not in listed:
-        raise ToolchainUnreadable(distribution, f"{module} is imported from {origin}, which is none of its files")
+        raise errors.ToolchainUnreadable(
+            distribution, f"{module} is imported from {origin}, which is none of its files"
+        )
 
 
 def is_content(file: str) -> bool:

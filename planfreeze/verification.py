@@ -10,20 +10,12 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.cache.layout import Kind
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.cache.store import Store
 from planfreeze.cache.sweeping import Name
 from planfreeze.elf import read_cubin
-from planfreeze.errors import (
-    DamagedEntry,
-    DamagedPlan,
-    DamagedRecord,
-    InvalidCubin,
-    MissingEntry,
-    OtherRecordFormat,
-    PlanTooNew,
-)
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import find_holding
 from planfreeze.record import ProgramRecord
@@ -155,13 +147,13 @@ def check_entry(kind: Kind, name: str, store: ReadableStore) -> Problem | bool:
     """Check one entry; True for one of another version's format."""
     try:
         CHECKS[kind](name, store)
-    except (OtherRecordFormat, PlanTooNew):
+    except (errors.OtherRecordFormat, errors.PlanTooNew):
         return True
-    except (DamagedEntry, DamagedPlan, DamagedRecord, InvalidCubin) as error:
+    except (errors.DamagedEntry, errors.DamagedPlan, errors.DamagedRecord, errors.InvalidCubin) as error:
         return Problem(kind=kind, name=name, state="damaged", reason=str(getattr(error, "reason", error)))
     except Incomplete as error:
         return Problem(kind=kind, name=name, state="incomplete", reason=str(error))
-    except MissingEntry:
+    except errors.MissingEntry:
         return Problem(kind=kind, name=name, state="incomplete", reason=GONE)
     return False
 
@@ -179,12 +171,12 @@ def check_record(name: str, store: ReadableStore) -> None:
             raise Incomplete(f"blob {digest} is not there")
     try:
         cubin = read_cubin(store.get_blob(record.blob))
-    except DamagedEntry:
+    except errors.DamagedEntry:
         return  # the blob's own check tells
     kernels = [kernel for kernel in cubin.kernels if kernel.symbol == record.symbol]
     stated = (record.arch, record.parameter_bytes, record.registers, record.stack_bytes)
     if stated not in [(cubin.arch, k.parameter_sizes, k.registers, k.stack_bytes) for k in kernels]:
-        raise DamagedRecord(f"it describes another kernel than {record.symbol} in blob {record.blob}")
+        raise errors.DamagedRecord(f"it describes another kernel than {record.symbol} in blob {record.blob}")
 
 
 def check_plan(name: str, store: ReadableStore) -> None:
@@ -192,14 +184,14 @@ def check_plan(name: str, store: ReadableStore) -> None:
     for entry in FrozenPlan.decode(store.get_plan(name)).entries:
         try:
             record = ProgramRecord.decode(store.get_record(entry.key, entry.record))
-        except MissingEntry:
+        except errors.MissingEntry:
             raise Incomplete(f"record {entry.key} is not there") from None
-        except OtherRecordFormat:
+        except errors.OtherRecordFormat:
             continue
-        except (DamagedEntry, DamagedRecord) as error:
+        except (errors.DamagedEntry, errors.DamagedRecord) as error:
             raise Incomplete(f"record {entry.key}: {error.reason}") from None
         if record.blob != entry.blob:
-            raise DamagedPlan(f"the record of key {entry.key} names another blob")
+            raise errors.DamagedPlan(f"the record of key {entry.key} names another blob")
         for digest in (entry.blob, *(digest for _, digest in record.companions)):
             if not store.has_entry("blob", digest):
                 raise Incomplete(f"blob {digest} is not there")
@@ -209,15 +201,15 @@ def check_ref(name: str, store: ReadableStore) -> None:
     """Check that a name leads to a plan of that name."""
     root = store.get_ref(name)
     if root is None:
-        raise MissingEntry(f"reference {name}", str(store.path))
+        raise errors.MissingEntry(f"reference {name}", str(store.path))
     if not store.has_entry("plan", root):
         raise Incomplete(f"plan {root} is not there")
     try:
         plan = FrozenPlan.decode(store.get_plan(root))
-    except (DamagedEntry, DamagedPlan):
+    except (errors.DamagedEntry, errors.DamagedPlan):
         return  # the plan's own check tells
     if plan.name != name:
-        raise DamagedEntry(f"reference {name}", str(store.path), f"it leads to a plan of the name {plan.name}")
+        raise errors.DamagedEntry(f"reference {name}", str(store.path), f"it leads to a plan of the name {plan.name}")
 
 
 CHECKS: dict[Kind, Callable[[str, ReadableStore], None]] = {

@@ -20,9 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.compilers import CompiledProgram
 from planfreeze.compilers.knobs import find_changed
-from planfreeze.errors import CompileFailed, KnobChanged, PlanfreezeError, WorkerDied
 from planfreeze.family import Definition, LaunchInfo, RecordedSource, TritonSource, load_family
 from planfreeze.key import COMPILE_ENVIRONMENT
 from planfreeze.notes import select_assembler_lines
@@ -120,11 +120,11 @@ class Worker:
         except (BrokenPipeError, EOFError):
             self._process.kill()  # it may live on without its streams
             timeout_s = COMPILE_TIMEOUT_S if is_late.is_set() else None
-            raise WorkerDied(task.family, self._process.wait(), self._read_log(started_at), timeout_s) from None
+            raise errors.WorkerDied(task.family, self._process.wait(), self._read_log(started_at), timeout_s) from None
         finally:
             timer.cancel()
         if outcome[0] == "failed":
-            raise CompileFailed(task.family, outcome[1] + self._read_log(started_at))
+            raise errors.CompileFailed(task.family, outcome[1] + self._read_log(started_at))
         cubin, launch, companions = outcome[1:]
         return CompiledProgram(
             cubin=cubin,
@@ -243,13 +243,13 @@ def main() -> None:
         try:
             compiled = compile_task(message)
             outcome: list[object] = ["compiled", compiled.cubin, compiled.launch.to_fields(), compiled.companions]
-        except PlanfreezeError as error:
+        except errors.PlanfreezeError as error:
             outcome = ["failed", str(error)]
         except Exception:  # noqa: BLE001 - a compiler may raise anything; the parent reports it by program
             outcome = ["failed", traceback.format_exc()]
         changed = next(find_changed(os.environ, started), None)
         if changed is not None and outcome[0] == "compiled":
-            outcome = ["failed", str(KnobChanged(message[0], *changed))]
+            outcome = ["failed", str(errors.KnobChanged(message[0], *changed))]
         send(outcomes, outcome)
         if changed is not None:
             start_again(tasks, outcomes, started)

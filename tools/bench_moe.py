@@ -21,7 +21,7 @@ from moe_bench.plot import draw
 from moe_bench.tables import write_report
 from moe_bench.targets import TOKENS
 
-from planfreeze.errors import PlanfreezeError
+from planfreeze import errors
 from planfreeze.models import load_model
 
 Figures = dict[str, Any]
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse_arguments(arguments)
     try:
         figures = json.loads(given.read.read_text()) if given.read is not None else measure(given)
-    except PlanfreezeError as error:
+    except errors.PlanfreezeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     sys.stdout.write(write_report(figures))

@@ -19,9 +19,9 @@ import msgpack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from planfreeze import errors
 from planfreeze.cache.pack import Pack
 from planfreeze.cache.pack_index import HEAD_BYTES, HEADER, KEYED, NAMED, PackEntry, PackIndex
-from planfreeze.errors import PlanfreezeError
 from planfreeze.family import LaunchInfo
 from planfreeze.frozen_plans import FrozenPlan, PlanEntry, PlanFamily
 from planfreeze.record import ProgramRecord
@@ -158,7 +158,7 @@ class PackReader:
             for entry in pack.entries(kind):  # type: ignore[arg-type]
                 try:
                     read(entry.name)
-                except PlanfreezeError:
+                except errors.PlanfreezeError:
                     continue
 
 
@@ -175,7 +175,7 @@ def check(read: Callable[[bytes], object], data: bytes) -> bool:
     """Read bytes; tell whether they were taken. Any error but planfreeze's own passes through."""
     try:
         read(data)
-    except PlanfreezeError as error:
+    except errors.PlanfreezeError as error:
         assert str(error)
         return False
     return True

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from planfreeze.errors import CheckpointUnwritable, PlanfreezeError
+from planfreeze import errors
 from planfreeze.kernels.moe.checkpoint_layouts import KNOWN_LAYOUTS, CheckpointLayout, MatrixNames
 from planfreeze.kernels.moe.checkpoint_shards import INDEX, WHOLE
 from planfreeze.kernels.moe.geometry import GROUP
@@ -273,7 +273,7 @@ def refuse_unwritable(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        raise CheckpointUnwritable(str(folder), reason or str(error)) from error
+        raise errors.CheckpointUnwritable(str(folder), reason or str(error)) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 write_checkpoint(given.folder, recipe, progress=progress)
             if given.defect is not None:
                 spoil_checkpoint(given.folder, given.defect, given.tensor)
-    except PlanfreezeError as error:
+    except errors.PlanfreezeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     sys.stdout.write(f"{given.folder}\n")

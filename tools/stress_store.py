@@ -25,11 +25,10 @@ from msgspec import Struct
 from stress_crew import Crew, fork
 from stub_compiler import stub_worker
 
-from planfreeze import keyed, slots
+from planfreeze import errors, keyed, slots
 from planfreeze.builds import build_plans
 from planfreeze.cache.lock import lock_key
 from planfreeze.cache.store import Store
-from planfreeze.errors import KeyLocked, PlanMissing, StoreMissing
 from planfreeze.family import family_of
 from planfreeze.kernels.moe.topk_sum import TopkSumPayload
 from planfreeze.key import dialect_of, source_roots
@@ -128,7 +127,7 @@ def open_for_ever(stress: Stress) -> None:
         try:
             store = Store.open(stress.store)
             found = find_plan(store, PlanReference.parse(name))
-        except (StoreMissing, PlanMissing):
+        except (errors.StoreMissing, errors.PlanMissing):
             continue
         resolve_plan(found, store).check()
         stress.note("opened", name)
@@ -185,7 +184,7 @@ def count_left_locked(store: Store) -> int:
         try:
             with lock_key(store.layout, f"{stripe:02x}" + "0" * 62, 0):
                 pass
-        except KeyLocked:
+        except errors.KeyLocked:
             held += 1
     return held
 

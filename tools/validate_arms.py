@@ -10,8 +10,8 @@ from msgspec import Struct
 from torch import Tensor
 
 import planfreeze
+from planfreeze import errors
 from planfreeze.device import current_arch
-from planfreeze.errors import ArmsDiffer, DeviceMissing, OutputNotFinite
 from planfreeze.kernels.moe.checkpoints import LayerWeights
 from planfreeze.kernels.moe.experts import prepare_experts
 from planfreeze.kernels.moe.op import ID_DTYPES, MoELayer, bind
@@ -72,7 +72,7 @@ def open_arms(model: Model, *, tp: int, store: Path, is_trusted: bool | None, de
     """
     arch = current_arch()
     if arch is None:
-        raise DeviceMissing("the driver sees none")
+        raise errors.DeviceMissing("the driver sees none")
     plans = declare_arms(model, tp=tp, arch=arch)
     name = f"{model.name}-tp{tp}-{arch}"
     with planfreeze.session(name, store=store, device=device.index, is_trusted=is_trusted) as session:
@@ -104,11 +104,13 @@ def compare_arms(weights: LayerWeights, arms: Arms) -> None:
         for arm, out in outs.items():
             if not bool(out.isfinite().all()):
                 row, column = (~out.isfinite()).nonzero()[0].tolist()
-                raise OutputNotFinite(arm, len(x), row, column, float(out[row, column]))
+                raise errors.OutputNotFinite(arm, len(x), row, column, float(out[row, column]))
         differing = outs["inline"].view(torch.int16) != outs["native"].view(torch.int16)
         if bool(differing.any()):
             row, column = differing.nonzero()[0].tolist()
-            raise ArmsDiffer(len(x), row, column, *(float(outs[arm][row, column]) for arm in ("inline", "native")))
+            raise errors.ArmsDiffer(
+                len(x), row, column, *(float(outs[arm][row, column]) for arm in ("inline", "native"))
+            )
 
 
 def bind_arm(weights: LayerWeights, arms: Arms, arm: ArmName) -> MoELayer:

@@ -24,7 +24,7 @@ from torch import Tensor
 from validate_arms import TOKENS, Arms, compare_arms, open_arms
 from validation_reports import LayerReport, ProjectionReport, report_json, report_table
 
-from planfreeze.errors import DeviceMissing, PlanfreezeError, ScalesDiffer, UnknownLayer
+from planfreeze import errors
 from planfreeze.kernels.moe.checkpoints import Checkpoint, LayerWeights, open_checkpoint, read_layer
 from planfreeze.kernels.moe.rules import ShardedModel, shard
 from planfreeze.kernels.scales import csf_batch
@@ -83,7 +83,7 @@ def compare(first_expert: int, expected: Tensor, found: Tensor, form: str) -> No
         experts = len(expected)
         place = (expected.view(experts, -1) != found.view(experts, -1)).nonzero()[0].tolist()
         values = (int(side.view(experts, -1)[tuple(place)]) for side in (expected, found))
-        raise ScalesDiffer(first_expert + place[0], place[1], *values, form)
+        raise errors.ScalesDiffer(first_expert + place[0], place[1], *values, form)
 
 
 def count_exceptions(inline: InlineScales, native: Tensor) -> int:
@@ -128,7 +128,7 @@ def validate_checkpoint(
                 w13, w2 = validate_layer(weights, sharded)
                 if arms is not None:
                     compare_arms(weights, arms)
-            except PlanfreezeError as error:
+            except errors.PlanfreezeError as error:
                 yield LayerReport(layer=layer, rank=rank, error=error)
             else:
                 equal_tokens = () if arms is None else TOKENS
@@ -171,9 +171,9 @@ def torch_device(text: str) -> torch.device:
 def check_device(device: torch.device) -> None:
     """Refuse a device that is not there."""
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceMissing("torch sees none")
+        raise errors.DeviceMissing("torch sees none")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise DeviceMissing(f"there is no {device}; torch sees {torch.cuda.device_count()}")
+        raise errors.DeviceMissing(f"there is no {device}; torch sees {torch.cuda.device_count()}")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -185,7 +185,7 @@ def run(given: argparse.Namespace) -> int:
     layers = checkpoint.layers if given.layers is None else given.layers
     for layer in layers:
         if layer not in checkpoint.layers:
-            raise UnknownLayer(str(given.path), layer, checkpoint.layers)
+            raise errors.UnknownLayer(str(given.path), layer, checkpoint.layers)
     ranks = range(given.tp) if given.ranks is None else given.ranks
     reports: list[LayerReport] = []
     with contextlib.ExitStack() as stack:
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     try:
         return run(parse_arguments(arguments))
-    except PlanfreezeError as error:
+    except errors.PlanfreezeError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from planfreeze.errors import PlanfreezeError
+from planfreeze import errors
 from planfreeze.models import Model
 from planfreeze.reports import print_table
 
@@ -50,7 +50,7 @@ class LayerReport(Struct, frozen=True, kw_only=True):
     w13: ProjectionReport | None = None
     w2: ProjectionReport | None = None
     equal_tokens: tuple[int, ...] = ()
-    error: PlanfreezeError | None = None
+    error: errors.PlanfreezeError | None = None
 
 
 def report_json(path: Path, model: Model, tp: int, reports: Sequence[LayerReport]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import get_args
 
 from msgspec import Struct
 
-from planfreeze.errors import AmbiguousLayout, InvalidLayout, UnknownLayout
+from planfreeze import errors
 from planfreeze.kernels.moe.weights import SourceOrder
 
 __all__ = [
@@ -48,7 +48,7 @@ def pattern_fields(layout: str, pattern: str) -> list[str]:
     try:
         return [field for _, field, *_ in Formatter().parse(pattern) if field is not None]
     except ValueError as error:
-        raise InvalidLayout(layout, f"{pattern} is no pattern: {error}") from error
+        raise errors.InvalidLayout(layout, f"{pattern} is no pattern: {error}") from error
 
 
 class CheckpointLayout(Struct, frozen=True, kw_only=True):
@@ -83,16 +83,16 @@ class CheckpointLayout(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if len(self.w13) not in (1, 2):
-            raise InvalidLayout(self.name, f"the first projection is {len(self.w13)} matrices, not 1 or 2")
+            raise errors.InvalidLayout(self.name, f"the first projection is {len(self.w13)} matrices, not 1 or 2")
         if self.source_order not in get_args(SourceOrder):
-            raise InvalidLayout(self.name, f"source_order {self.source_order!r} is not up_gate or gate_up")
+            raise errors.InvalidLayout(self.name, f"source_order {self.source_order!r} is not up_gate or gate_up")
         if len(set(self.patterns)) != len(self.patterns):
-            raise InvalidLayout(self.name, "two tensors have one pattern")
+            raise errors.InvalidLayout(self.name, "two tensors have one pattern")
         for pattern in self.patterns:
             fields = pattern_fields(self.name, pattern)
             if sorted(fields) != sorted(FIELDS if not self.is_stacked else FIELDS[:1]):
                 reason = f"{pattern} has the fields {fields}, not layer, and expert in every pattern or in none"
-                raise InvalidLayout(self.name, reason)
+                raise errors.InvalidLayout(self.name, reason)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -171,9 +171,9 @@ def detect_layout(
     if not fitting:
         experts = [name for name in held if "expert" in name] or held
         wanted = tuple(f"{layout.name}: {', '.join(layout.patterns)}" for layout in layouts)
-        raise UnknownLayout(path, wanted, tuple(sorted(experts)[:SHOWN_NAMES]))
+        raise errors.UnknownLayout(path, wanted, tuple(sorted(experts)[:SHOWN_NAMES]))
     if len(fitting) > 1:
-        raise AmbiguousLayout(path, tuple(layout.name for layout in fitting))
+        raise errors.AmbiguousLayout(path, tuple(layout.name for layout in fitting))
     return fitting[0]
 
 

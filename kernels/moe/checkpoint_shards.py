@@ -13,15 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from planfreeze.errors import (
-    CheckpointMissing,
-    DamagedShard,
-    ExtraMissing,
-    MalformedIndex,
-    ShardIsText,
-    ShardMissing,
-    TruncatedShard,
-)
+from planfreeze import errors
 
 __all__ = ["INDEX", "WHOLE", "StoredTensor", "locate_tensors", "open_shard", "read_header"]
 
@@ -85,14 +77,14 @@ def read_index(path: Path) -> Mapping[str, Path]:
     try:
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise MalformedIndex(str(path), str(error)) from error
+        raise errors.MalformedIndex(str(path), str(error)) from error
     listed = parsed.get("weight_map") if isinstance(parsed, dict) else None
     if not isinstance(listed, dict) or not listed:
-        raise MalformedIndex(str(path), "it has no weight_map from tensors to files")
+        raise errors.MalformedIndex(str(path), "it has no weight_map from tensors to files")
     for tensor, name in listed.items():
         # A name with a folder in it would read a file that does not belong to the checkpoint.
         if not isinstance(name, str) or name in ("", "..") or Path(name).name != name or "\0" in name:
-            raise MalformedIndex(str(path), f"it puts {tensor} into {name!r}, which is no file name")
+            raise errors.MalformedIndex(str(path), f"it puts {tensor} into {name!r}, which is no file name")
     return {tensor: path.parent / name for tensor, name in listed.items()}
 
 
@@ -102,11 +94,13 @@ def single_file(path: Path) -> Path:
         if (path / WHOLE).is_file():
             return path / WHOLE
         others = len(list(path.glob("*.safetensors")))
-        raise CheckpointMissing(str(path), f"it has neither {INDEX} nor {WHOLE}, and {others} other .safetensors files")
+        raise errors.CheckpointMissing(
+            str(path), f"it has neither {INDEX} nor {WHOLE}, and {others} other .safetensors files"
+        )
     if not path.is_file():
-        raise CheckpointMissing(str(path), "it is neither a folder nor a file")
+        raise errors.CheckpointMissing(str(path), "it is neither a folder nor a file")
     if path.suffix != ".safetensors":
-        raise CheckpointMissing(str(path), "the name of the file does not end in .safetensors")
+        raise errors.CheckpointMissing(str(path), "the name of the file does not end in .safetensors")
     return path
 
 
@@ -141,18 +135,18 @@ def read_header(path: Path, *, wanted: str) -> Mapping[str, StoredTensor]:
             start = LENGTH_BYTES + header_bytes
             if header_bytes > MAX_HEADER_BYTES:
                 reason = f"its header would have {header_bytes} bytes, and has {MAX_HEADER_BYTES} at most"
-                raise DamagedShard(str(path), reason)
+                raise errors.DamagedShard(str(path), reason)
             if size_bytes < start:
-                raise TruncatedShard(str(path), size_bytes, start)
+                raise errors.TruncatedShard(str(path), size_bytes, start)
             text = file.read(header_bytes)
     except OSError as error:
-        raise ShardMissing(str(path), wanted, error.strerror or str(error)) from error
+        raise errors.ShardMissing(str(path), wanted, error.strerror or str(error)) from error
     tensors = parse_header(path, text, start)
     end = max((tensor.end_byte for tensor in tensors.values()), default=start)
     if size_bytes < end:
-        raise TruncatedShard(str(path), size_bytes, end)
+        raise errors.TruncatedShard(str(path), size_bytes, end)
     if size_bytes > end:
-        raise DamagedShard(str(path), f"{size_bytes - end} bytes follow the last tensor")
+        raise errors.DamagedShard(str(path), f"{size_bytes - end} bytes follow the last tensor")
     return tensors
 
 
@@ -164,7 +158,7 @@ def refuse_text(path: Path, beginning: bytes) -> None:
     except UnicodeDecodeError:
         return
     if text.strip() and all(character.isprintable() or character.isspace() for character in text):
-        raise ShardIsText(str(path), text, text.startswith(POINTER))
+        raise errors.ShardIsText(str(path), text, text.startswith(POINTER))
 
 
 def parse_header(path: Path, text: bytes, start: int) -> Mapping[str, StoredTensor]:
@@ -182,7 +176,7 @@ def parse_header(path: Path, text: bytes, start: int) -> Mapping[str, StoredTens
             if name != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise DamagedShard(str(path), f"its header cannot be read ({type(error).__name__}: {error})") from error
+        raise errors.DamagedShard(str(path), f"its header cannot be read ({type(error).__name__}: {error})") from error
 
 
 def open_shard(path: Path) -> AbstractContextManager[Any]:
@@ -198,7 +192,7 @@ def open_shard(path: Path) -> AbstractContextManager[Any]:
     try:
         from safetensors import SafetensorError, __version__, safe_open
     except ImportError as error:
-        raise ExtraMissing("serve", "safetensors") from error
+        raise errors.ExtraMissing("serve", "safetensors") from error
     return map_shard(path, safe_open, SafetensorError, __version__)
 
 
@@ -207,5 +201,5 @@ def map_shard(path: Path, opener: Any, refusal: type[Exception], version: str) -
         opened: AbstractContextManager[Any] = opener(path, framework="pt", device="cpu")
     except refusal as error:
         # An older version refuses types it does not know: E8M0 before 0.6.
-        raise DamagedShard(str(path), f"safetensors {version} says: {error}") from error
+        raise errors.DamagedShard(str(path), f"safetensors {version} says: {error}") from error
     return opened

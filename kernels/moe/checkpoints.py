@@ -13,15 +13,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from planfreeze.errors import (
-    ExpertsDiffer,
-    NanScale,
-    RankOutOfRange,
-    TensorMissing,
-    UnexpectedDtype,
-    UnexpectedTensor,
-    UnknownLayer,
-)
+from planfreeze import errors
 from planfreeze.kernels.moe.checkpoint_layouts import (
     KNOWN_LAYOUTS,
     CheckpointLayout,
@@ -184,9 +176,9 @@ def read_layer(
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
     sharded = shard(model, tp)
     if type(rank) is not int or not 0 <= rank < tp:
-        raise RankOutOfRange(rank, tp)
+        raise errors.RankOutOfRange(rank, tp)
     if layer not in opened.layers:
-        raise UnknownLayer(str(opened.path), layer, opened.layers)
+        raise errors.UnknownLayer(str(opened.path), layer, opened.layers)
     check_experts(opened, layer, model.experts)
     slices = tuple(rank_slices(opened.layout, sharded, rank))
     used = check_tensors(opened, layer, model.experts, slices)
@@ -210,7 +202,7 @@ def check_experts(checkpoint: Checkpoint, layer: int, experts: int) -> None:
     """Refuse another number of experts than the model's. A gap below the highest is a missing tensor, not this."""
     found = checkpoint.experts[layer]
     if found and found[-1] + 1 != experts:
-        raise ExpertsDiffer(str(checkpoint.path), layer, found, experts)
+        raise errors.ExpertsDiffer(str(checkpoint.path), layer, found, experts)
 
 
 def check_stacked_experts(
@@ -219,7 +211,7 @@ def check_stacked_experts(
     """Refuse tensors that agree on another number of experts; one that differs alone has a wrong shape."""
     numbers = {found.shape[0] if found.shape[1:] == wanted.shape[1:] else experts for wanted, found in stored}
     if len(numbers) == 1 and experts not in numbers:
-        raise ExpertsDiffer(str(checkpoint.path), layer, numbers.pop(), experts)
+        raise errors.ExpertsDiffer(str(checkpoint.path), layer, numbers.pop(), experts)
 
 
 def check_tensors(
@@ -235,18 +227,20 @@ def check_tensors(
             path = checkpoint.shards.get(tensor)
             if path is None:
                 shards = neighbour_shards(checkpoint, layer, expert)
-                raise TensorMissing(tensor, layer, named, shards, "the index does not list it")
+                raise errors.TensorMissing(tensor, layer, named, shards, "the index does not list it")
             if path not in headers:
                 headers[path] = read_header(path, wanted=tensor)
             found = headers[path].get(tensor)
             if found is None:
-                raise TensorMissing(tensor, layer, named, str(path), "the shard that the index names does not hold it")
+                raise errors.TensorMissing(
+                    tensor, layer, named, str(path), "the shard that the index names does not hold it"
+                )
             stored.append((tensor, wanted, found))
     if checkpoint.layout.is_stacked:
         check_stacked_experts(checkpoint, layer, experts, ((wanted, found) for _, wanted, found in stored))
     for tensor, wanted, found in stored:
         if found.shape != wanted.shape or found.dtype not in wanted.dtypes:
-            error = UnexpectedDtype if found.shape == wanted.shape else UnexpectedTensor
+            error = errors.UnexpectedDtype if found.shape == wanted.shape else errors.UnexpectedTensor
             expected = f"{' or '.join(wanted.dtypes)} {list(wanted.shape)}"
             raise error(tensor, str(checkpoint.shards[tensor]), str(found), expected)
     return headers
@@ -284,5 +278,5 @@ def read_slice(handle: Any, tensor: str, wanted: MatrixSlice, expert: int) -> Te
     if wanted.is_scale and int(part.max()) == NAN_SCALE:
         row, column = (part == NAN_SCALE).nonzero()[0].tolist()
         named = expert if wanted.is_stacked else None
-        raise NanScale(tensor, wanted.rows.start + row, wanted.columns.start + column, named)
+        raise errors.NanScale(tensor, wanted.rows.start + row, wanted.columns.start + column, named)
     return part

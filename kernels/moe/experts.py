@@ -11,7 +11,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from planfreeze.errors import InvalidExperts, NanScale, UndecodedScales
+from planfreeze import errors
 from planfreeze.kernels.moe.geometry import GROUP, check_hidden, check_intermediate, layout
 from planfreeze.kernels.moe.rules import ShardedModel, choose_arms
 from planfreeze.kernels.moe.weights import SourceOrder, pack_w2, pack_w13
@@ -121,10 +121,10 @@ def select_scales(experts: PreparedExperts, projection: Projection) -> tuple[Ten
         The scales are a CSF batch, which kernels do not read.
     """
     if projection not in get_args(Projection):
-        raise InvalidExperts("projection", repr(projection), " or ".join(get_args(Projection)))
+        raise errors.InvalidExperts("projection", repr(projection), " or ".join(get_args(Projection)))
     scales = experts.w13_scales if projection == "w13" else experts.w2_scales
     if isinstance(scales, CsfBatch):
-        raise UndecodedScales(projection)
+        raise errors.UndecodedScales(projection)
     return scales.parts() if isinstance(scales, InlineScales) else (scales,)
 
 
@@ -198,13 +198,13 @@ def prepare_experts(
     if is_csf_inline is None:
         is_csf_inline = read_settings().is_csf_inline
     if type(is_csf_inline) is not bool:
-        raise InvalidExperts("is_csf_inline", repr(is_csf_inline), "True, False or None")
+        raise errors.InvalidExperts("is_csf_inline", repr(is_csf_inline), "True, False or None")
     experts, hidden, intermediate = check_sources(w13, w13_scales, w2, w2_scales)
     sharded = describe_weights(hidden, intermediate, experts, weight_format)
     # The limit is a matter of plans; no arm depends on it.
     arm = choose_arms(sharded, PlanOptions(inline_limit=0, is_csf_inline=is_csf_inline))[0]
     if source_order not in get_args(SourceOrder):
-        raise InvalidExperts("source_order", repr(source_order), " or ".join(get_args(SourceOrder)))
+        raise errors.InvalidExperts("source_order", repr(source_order), " or ".join(get_args(SourceOrder)))
     factors = {"alpha1": alpha1, "input_scale": input_scale, "alpha2": alpha2, "down_scale": down_scale}
     for name, factor in factors.items():
         check_factor(name, factor, experts, w13.device)
@@ -232,7 +232,7 @@ def prepare_experts(
 def describe_weights(hidden: int, intermediate: int, experts: int, weight_format: WeightFormat) -> ShardedModel:
     """Return the weights as the rules know them: a model on a rank of its own."""
     if weight_format not in get_args(WeightFormat):
-        raise InvalidExperts("weight_format", repr(weight_format), " or ".join(get_args(WeightFormat)))
+        raise errors.InvalidExperts("weight_format", repr(weight_format), " or ".join(get_args(WeightFormat)))
     model = Model(
         name="experts",
         hidden=hidden,
@@ -249,7 +249,7 @@ def check_sources(w13: Tensor, w13_scales: Tensor, w2: Tensor, w2_scales: Tensor
     """Return experts, hidden and intermediate size of weights that fit together, or refuse them."""
     for name, codes in (("w13", w13), ("w2", w2)):
         if codes.dim() != 3 or not codes.numel():
-            raise InvalidExperts(name, f"of shape {tuple(codes.shape)}", "[experts, rows, K/2]")
+            raise errors.InvalidExperts(name, f"of shape {tuple(codes.shape)}", "[experts, rows, K/2]")
     experts, rows, half_hidden = w13.shape
     hidden, intermediate = 2 * half_hidden, rows // 2
     check_hidden(hidden)
@@ -263,17 +263,17 @@ def check_sources(w13: Tensor, w13_scales: Tensor, w2: Tensor, w2_scales: Tensor
     for name, (tensor, shape) in expected.items():
         check_tensor(name, tensor, torch.uint8, w13.device)
         if tuple(tensor.shape) != shape:
-            raise InvalidExperts(name, f"of shape {tuple(tensor.shape)}", f"{list(shape)}, as w13 asks for")
+            raise errors.InvalidExperts(name, f"of shape {tuple(tensor.shape)}", f"{list(shape)}, as w13 asks for")
     return experts, hidden, intermediate
 
 
 def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> None:
     if tensor.dtype != dtype:
-        raise InvalidExperts(name, str(tensor.dtype), str(dtype))
+        raise errors.InvalidExperts(name, str(tensor.dtype), str(dtype))
     if tensor.device != device:
-        raise InvalidExperts(name, f"on {tensor.device}", f"on {device} like w13")
+        raise errors.InvalidExperts(name, f"on {tensor.device}", f"on {device} like w13")
     if not tensor.is_contiguous():
-        raise InvalidExperts(name, f"strided {tensor.stride()} over {tuple(tensor.shape)}", "contiguous")
+        raise errors.InvalidExperts(name, f"strided {tensor.stride()} over {tuple(tensor.shape)}", "contiguous")
 
 
 def check_factor(name: str, factor: Tensor | None, experts: int, device: torch.device) -> None:
@@ -281,7 +281,7 @@ def check_factor(name: str, factor: Tensor | None, experts: int, device: torch.d
         return
     check_tensor(name, factor, torch.float32, device)
     if tuple(factor.shape) not in ((1,), (experts,)):
-        raise InvalidExperts(name, f"of shape {tuple(factor.shape)}", f"[1] or [{experts}]")
+        raise errors.InvalidExperts(name, f"of shape {tuple(factor.shape)}", f"[1] or [{experts}]")
 
 
 def check_numbers(name: str, scales: Tensor) -> None:
@@ -291,7 +291,7 @@ def check_numbers(name: str, scales: Tensor) -> None:
     expert = int(scales.flatten(1).amax(1).argmax())
     place = int(scales[expert].flatten().argmax())
     row, column = divmod(place, scales.shape[2])
-    raise NanScale(name, row, column, expert)
+    raise errors.NanScale(name, row, column, expert)
 
 
 def pack_codes(codes: Tensor, pack: Callable[[Tensor], Tensor], pool: ScratchPool) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from planfreeze.errors import UnsupportedGeometry
+from planfreeze import errors
 from planfreeze.target import target
 
 __all__ = [
@@ -167,7 +167,7 @@ def check_hidden(hidden: int) -> None:
         It is not a positive multiple of 256.
     """
     if hidden <= 0 or hidden % 256:
-        raise UnsupportedGeometry(f"hidden = {hidden} is not a positive multiple of 256")
+        raise errors.UnsupportedGeometry(f"hidden = {hidden} is not a positive multiple of 256")
 
 
 def check_intermediate(intermediate: int) -> None:
@@ -179,7 +179,7 @@ def check_intermediate(intermediate: int) -> None:
         It is not a positive multiple of 64.
     """
     if intermediate <= 0 or intermediate % 64:
-        raise UnsupportedGeometry(
+        raise errors.UnsupportedGeometry(
             f"intermediate = {intermediate} is not a positive multiple of 64 (remainder {intermediate % 64})"
         )
 
@@ -193,4 +193,4 @@ def check_top_k(top_k: int) -> None:
         It is not in 1..32.
     """
     if not 1 <= top_k <= MAX_TOP_K:
-        raise UnsupportedGeometry(f"top_k = {top_k} is not in 1..{MAX_TOP_K}")
+        raise errors.UnsupportedGeometry(f"top_k = {top_k} is not in 1..{MAX_TOP_K}")

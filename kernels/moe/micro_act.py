@@ -8,7 +8,7 @@ import math
 import struct
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.moe.arguments import id_argument, intermediate_argument
 from planfreeze.kernels.moe.geometry import (
@@ -66,7 +66,7 @@ class MicroActPayload(Payload):
             check_intermediate(self.intermediate)
         check_id_bits(self, self.id_bits)
         if self.limit and not is_limit(self.limit):
-            raise InvalidPayload(
+            raise errors.InvalidPayload(
                 self.family_name,
                 f"limit = {self.limit!r} is not a finite positive f32 as Python writes it, such as '7.0'",
             )

@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from planfreeze import errors
 from planfreeze.device import Device
-from planfreeze.errors import InvalidArgument, LayerReleased, SessionState, UnsuitableExperts, WrongDevice
 from planfreeze.kernels.moe.calls import ARGUMENTS, Call, Operands, Scratch, divide, select_operands
 from planfreeze.kernels.moe.experts import PreparedExperts
 from planfreeze.kernels.moe.plan import CapacityPlan, MoEPlan
@@ -203,12 +203,14 @@ def bind(plan: MoEPlan, session: Session, experts: PreparedExperts, *, workspace
         The workspace or one of the experts' tensors is not on the device, has another type or is too small.
     """
     if not session.is_frozen:
-        raise SessionState("a layer cannot be bound: the session is not frozen", "session.freeze() before bind()")
+        raise errors.SessionState(
+            "a layer cannot be bound: the session is not frozen", "session.freeze() before bind()"
+        )
     check_experts(plan, experts)
     # Every plan quantises activations, on every architecture, so a wrong one is told before a program that is missing.
     device = session.program(plan.capacities[0].stages[0][0].payload).device
     if device.capability != target(plan.arch).capability:
-        raise WrongDevice("the MoE layer", plan.arch, device.name, device.capability)
+        raise errors.WrongDevice("the MoE layer", plan.arch, device.name, device.capability)
     programs = {
         (planned.capacity, ID_DTYPES[id_type]): tuple((stage, session.program(stage.payload)) for stage in stages)
         for planned in plan.capacities
@@ -254,7 +256,7 @@ def check_experts(plan: MoEPlan, experts: PreparedExperts) -> None:
     )
     for fact, planned, found in facts:
         if planned != found:
-            raise UnsuitableExperts(fact, planned, found)
+            raise errors.UnsuitableExperts(fact, planned, found)
 
 
 def check_workspace(workspace: Tensor, size_bytes: int, device: Device) -> None:
@@ -279,7 +281,7 @@ def describe(value: object) -> str:
 
 
 def refuse(argument: str, reason: str, *, call: str = "MoELayer.run") -> NoReturn:
-    raise InvalidArgument(call, argument, reason)
+    raise errors.InvalidArgument(call, argument, reason)
 
 
 @torch.library.custom_op("planfreeze::moe_layer", mutates_args=())  # type: ignore[untyped-decorator]  # torch is Any
@@ -303,7 +305,7 @@ def moe_layer(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, layer: Tensor) 
     number = int(layer)
     found = layers.get(number)
     if found is None:
-        raise LayerReleased(number)
+        raise errors.LayerReleased(number)
     return found.run(x, topk_ids, topk_weights)
 
 

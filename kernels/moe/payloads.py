@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from planfreeze.errors import InvalidPayload, UnsupportedGeometry
+from planfreeze import errors
 from planfreeze.kernels.moe.geometry import is_compact
 from planfreeze.payload import Field, Payload
 
@@ -21,8 +21,8 @@ def refuse_geometry(payload: Payload) -> Iterator[None]:
     """
     try:
         yield
-    except UnsupportedGeometry as error:
-        raise InvalidPayload(payload.family_name, error.reason) from error
+    except errors.UnsupportedGeometry as error:
+        raise errors.InvalidPayload(payload.family_name, error.reason) from error
 
 
 def check_id_bits(payload: Payload, id_bits: int) -> None:
@@ -34,7 +34,7 @@ def check_id_bits(payload: Payload, id_bits: int) -> None:
         It is another one.
     """
     if id_bits not in (32, 64):
-        raise InvalidPayload(payload.family_name, f"id_bits = {id_bits} is neither 32 nor 64")
+        raise errors.InvalidPayload(payload.family_name, f"id_bits = {id_bits} is neither 32 nor 64")
 
 
 def check_csf_inline(payload: Payload, csf_inline: bool, intermediate: int) -> None:
@@ -46,7 +46,7 @@ def check_csf_inline(payload: Payload, csf_inline: bool, intermediate: int) -> N
         ``csf_inline`` is set and ``intermediate % 128`` is not 64.
     """
     if csf_inline and not is_compact(intermediate):
-        raise InvalidPayload(
+        raise errors.InvalidPayload(
             payload.family_name,
             f"csf_inline with intermediate = {intermediate}: scales are read inline only where "
             f"intermediate % 128 == 64, here it is {intermediate % 128}",

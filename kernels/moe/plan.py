@@ -9,7 +9,7 @@ from functools import reduce
 
 from msgspec import Struct
 
-from planfreeze.errors import CapacityExceeded, SeveralArms, UnservedCapacity
+from planfreeze import errors
 from planfreeze.kernels.moe.rules import (
     Backend,
     ScaleMode,
@@ -108,7 +108,7 @@ class MoEPlan(Struct, frozen=True, kw_only=True):
         """
         index = bisect_left(self.capacities, tokens, key=lambda planned: planned.capacity)
         if index == len(self.capacities):
-            raise CapacityExceeded(tokens, self.capacities[-1].capacity)
+            raise errors.CapacityExceeded(tokens, self.capacities[-1].capacity)
         return self.capacities[index]
 
     def payloads(self) -> tuple[Payload, ...]:
@@ -156,11 +156,11 @@ def declare(model: Model, *, tp: int, target: Target, options: PlanOptions) -> M
     sharded = shard(model, tp)
     arms = choose_arms(sharded, options)
     if len(arms) > 1:
-        raise SeveralArms(arms)
+        raise errors.SeveralArms(arms)
     capacities = options.capacities_for(model)
     unserved = tuple(capacity for capacity in capacities if not has_kernels(sharded, target.arch, capacity))
     if unserved:
-        raise UnservedCapacity(model.name, tp, unserved, tuple(c for c in capacities if c not in unserved))
+        raise errors.UnservedCapacity(model.name, tp, unserved, tuple(c for c in capacities if c not in unserved))
     return MoEPlan(
         sharded=sharded,
         arch=target.arch,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from planfreeze.errors import InvalidWeights
+from planfreeze import errors
 from planfreeze.kernels.moe.geometry import (
     GROUP,
     ROW_TILE,
@@ -112,7 +112,7 @@ def dequantise_mxfp4(codes: Tensor, scales: Tensor) -> Tensor:
     """
     if (*codes.shape[:-1], codes.shape[-1] // 16) != tuple(scales.shape):
         found, expected = f"of shape {tuple(scales.shape)}", f"one byte per 16 code bytes of {tuple(codes.shape)}"
-        raise InvalidWeights("scales", found, expected)
+        raise errors.InvalidWeights("scales", found, expected)
     table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=torch.float64, device=codes.device)
     elements = table[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()]
     return (elements.unflatten(-1, (-1, GROUP)) * scale_values(scales).unsqueeze(-1)).flatten(-2)

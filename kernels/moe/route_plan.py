@@ -6,7 +6,7 @@ the same for every grid. Routes with an expert id outside 0..experts-1 get no ro
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.moe.geometry import ceil_div
 from planfreeze.kernels.moe.routing import COUNTS, TILE_SIZES, max_m_tiles, rows_cap
@@ -53,7 +53,7 @@ class RoutePlanPayload(Payload):
         super().__post_init__()
         reason = explain_refusal(self)
         if reason:
-            raise InvalidPayload(self.family_name, reason)
+            raise errors.InvalidPayload(self.family_name, reason)
 
 
 def explain_refusal(payload: RoutePlanPayload) -> str | None:

@@ -9,14 +9,7 @@ from math import isqrt
 
 from msgspec import Struct
 
-from planfreeze.errors import (
-    InvalidRanks,
-    UnavailableArm,
-    UnevenShards,
-    UnsupportedGeometry,
-    UntiledModel,
-    UntiledShards,
-)
+from planfreeze import errors
 from planfreeze.kernels.moe.geometry import (
     ceil_div,
     check_hidden,
@@ -126,17 +119,17 @@ def shard(model: Model, tp: int) -> ShardedModel:
         The share of a rank is not a multiple of 64 columns.
     """
     if type(tp) is not int or tp < 1:
-        raise InvalidRanks(tp)
+        raise errors.InvalidRanks(tp)
     try:
         check_hidden(model.hidden)
         check_top_k(model.top_k)
-    except UnsupportedGeometry as error:
-        raise UntiledModel(model.name, error.reason) from error
+    except errors.UnsupportedGeometry as error:
+        raise errors.UntiledModel(model.name, error.reason) from error
     if model.intermediate % tp:
-        raise UnevenShards(model.name, model.intermediate, tp, working_ranks(model.intermediate))
+        raise errors.UnevenShards(model.name, model.intermediate, tp, working_ranks(model.intermediate))
     intermediate = model.intermediate // tp
     if not is_tiled(intermediate):
-        raise UntiledShards(model.name, model.intermediate, tp, working_ranks(model.intermediate))
+        raise errors.UntiledShards(model.name, model.intermediate, tp, working_ranks(model.intermediate))
     return ShardedModel(model=model, tp=tp, intermediate=intermediate)
 
 
@@ -150,7 +143,7 @@ def working_ranks(intermediate: int) -> tuple[int, ...]:
 def is_tiled(intermediate: int) -> bool:
     try:
         check_intermediate(intermediate)
-    except UnsupportedGeometry:
+    except errors.UnsupportedGeometry:
         return False
     return True
 
@@ -197,7 +190,7 @@ def choose_arms(sharded: ShardedModel, options: PlanOptions) -> tuple[Arm, ...]:
     for arm in options.arms:
         reason = obstacles[arm]
         if reason is not None:
-            raise UnavailableArm(sharded.model.name, sharded.tp, arm, reason, available)
+            raise errors.UnavailableArm(sharded.model.name, sharded.tp, arm, reason, available)
     return options.arms
 
 

@@ -7,7 +7,7 @@ they were.
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.mma.stage_sm_90a import SwizzledPipeline
 from planfreeze.kernels.moe.geometry import (
@@ -80,7 +80,7 @@ class SplitFc1Payload(Payload):
         super().__post_init__()
         reason = explain_refusal(self)
         if reason:
-            raise InvalidPayload(self.family_name, reason)
+            raise errors.InvalidPayload(self.family_name, reason)
 
 
 def explain_refusal(payload: SplitFc1Payload) -> str | None:
@@ -176,7 +176,9 @@ def split_fc1(payload: SplitFc1Payload, target: Target) -> Definition:
     rows = TILE_ROWS[target.arch]
     if payload.tile_m not in rows:
         found = " or ".join(map(str, rows))
-        raise InvalidPayload(payload.family_name, f"tile_m = {payload.tile_m} on {target.arch}, which has {found}")
+        raise errors.InvalidPayload(
+            payload.family_name, f"tile_m = {payload.tile_m} on {target.arch}, which has {found}"
+        )
     tasks = tasks_per_tile(payload, target)
 
     def grid(scalars: Scalars, resident_blocks: int) -> Grid:

@@ -7,7 +7,7 @@
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.mma.stage_sm_90a import SwizzledPipeline
 from planfreeze.kernels.moe.geometry import GROUP, ROW_TILE, intermediate_bytes, is_compact, row_tiles
@@ -61,7 +61,7 @@ class SplitFc2Payload(Payload):
         super().__post_init__()
         reason = explain_refusal(self)
         if reason:
-            raise InvalidPayload(self.family_name, reason)
+            raise errors.InvalidPayload(self.family_name, reason)
 
 
 def explain_refusal(payload: SplitFc2Payload) -> str | None:
@@ -144,7 +144,7 @@ def split_fc2(payload: SplitFc2Payload, target: Target) -> Definition:
     """
     if payload.tile_m not in TILES_M[target.arch]:
         known = " or ".join(str(tile_m) for tile_m in TILES_M[target.arch])
-        raise InvalidPayload(payload.family_name, f"tile_m = {payload.tile_m} is not {known} on {target.arch}")
+        raise errors.InvalidPayload(payload.family_name, f"tile_m = {payload.tile_m} is not {known} on {target.arch}")
     tiles = row_tiles(payload.hidden)
 
     def grid(scalars: Scalars, resident_blocks: int) -> Grid:

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from planfreeze.errors import InvalidWeights
+from planfreeze import errors
 from planfreeze.kernels.moe.geometry import ArchLayout, check_hidden, check_intermediate, layout
 
 __all__ = ["SourceOrder", "pack_w2", "pack_w13", "unpack_w2", "unpack_w13"]
@@ -52,7 +52,7 @@ def pack_w13(codes: Tensor, arch: str, *, source_order: SourceOrder = "up_gate")
     check_intermediate(rows // 2)
     check_hidden(hidden)
     if source_order not in get_args(SourceOrder):
-        raise InvalidWeights("source_order", repr(source_order), " or ".join(get_args(SourceOrder)))
+        raise errors.InvalidWeights("source_order", repr(source_order), " or ".join(get_args(SourceOrder)))
     found = layout(arch)
     rotation = rows // 2 if source_order == "gate_up" else 0
     return pack(codes, found, group_rows=rows // 2, row_tile=found.w13_row_tile, rotation=rotation)
@@ -109,7 +109,7 @@ def unpack_w2(words: Tensor, arch: str, *, hidden: int, intermediate: int) -> Te
 def check_codes(name: str, codes: Tensor) -> tuple[int, int]:
     """Return rows and K of a code tensor, or refuse it."""
     if codes.dtype != torch.uint8 or codes.dim() != 3:
-        raise InvalidWeights(name, f"{codes.dtype} of shape {tuple(codes.shape)}", "uint8 [experts, rows, K/2]")
+        raise errors.InvalidWeights(name, f"{codes.dtype} of shape {tuple(codes.shape)}", "uint8 [experts, rows, K/2]")
     return codes.shape[1], 2 * codes.shape[2]
 
 
@@ -127,7 +127,7 @@ def pack(codes: Tensor, found: ArchLayout, *, group_rows: int, row_tile: int, ro
 def unpack(words: Tensor, found: ArchLayout, *, rows: int, k: int, groups: int, row_tile: int) -> Tensor:
     size = rows * k // 2
     if words.dtype != torch.uint8 or words.dim() != 2 or words.shape[1] != size:
-        raise InvalidWeights("words", f"{words.dtype} of shape {tuple(words.shape)}", f"uint8 [experts, {size}]")
+        raise errors.InvalidWeights("words", f"{words.dtype} of shape {tuple(words.shape)}", f"uint8 [experts, {size}]")
     inverse = tuple(found.weight_bits.index(bit) for bit in range(8))
     codes = words.new_empty((words.shape[0], rows, k // 2))
     for source, target in zip(words.contiguous(), codes, strict=True):

@@ -10,7 +10,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from planfreeze.errors import InvalidScales, ScalesDiffer
+from planfreeze import errors
 from planfreeze.kernels.scales.geometry import MAX_SCALE, TILE_ROWS, ScaleGeometry
 from planfreeze.kernels.scales.inline import check_range, classify, pack_bits
 from planfreeze.kernels.scales.native import (
@@ -76,11 +76,13 @@ class CsfBatch(Struct, frozen=True, kw_only=True, eq=False):
         for name, (dtype, shape) in expected.items():
             part: Tensor = getattr(self, name)
             if part.dtype != dtype or tuple(part.shape) != shape:
-                raise InvalidScales(f"{name} are {part.dtype} of shape {tuple(part.shape)}, not {dtype} of {shape}")
+                raise errors.InvalidScales(
+                    f"{name} are {part.dtype} of shape {tuple(part.shape)}, not {dtype} of {shape}"
+                )
             if not part.is_contiguous():
-                raise InvalidScales(f"{name} have strides {part.stride()}: they are not contiguous")
+                raise errors.InvalidScales(f"{name} have strides {part.stride()}: they are not contiguous")
             if part.device != self.bases.device:
-                raise InvalidScales(f"{name} are on {part.device}, the bases on {self.bases.device}")
+                raise errors.InvalidScales(f"{name} are on {part.device}, the bases on {self.bases.device}")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -104,7 +106,9 @@ def tasks_per_expert(geometry: ScaleGeometry) -> int:
     """
     size = geometry.native_bytes(1)
     if size >= MAX_NATIVE_BYTES:
-        raise InvalidScales(f"{geometry.rows} rows of {geometry.columns} columns are {size} scales, not below 2^24")
+        raise errors.InvalidScales(
+            f"{geometry.rows} rows of {geometry.columns} columns are {size} scales, not below 2^24"
+        )
     return -(-size // TASK_BYTES)
 
 
@@ -212,7 +216,7 @@ def decode(batch: CsfBatch, *, first: int = 0, last: int | None = None) -> Tenso
     """
     last = batch.experts if last is None else last
     if not 0 <= first < last <= batch.experts:
-        raise InvalidScales(f"experts {first}..{last - 1} are not a range of 0..{batch.experts - 1}")
+        raise errors.InvalidScales(f"experts {first}..{last - 1} are not a range of 0..{batch.experts - 1}")
     geometry, device = batch.geometry, batch.bases.device
     plane = torch.empty(last - first, geometry.native_bytes(1), dtype=torch.uint8, device=device)
     pool = ScratchPool(device)
@@ -236,7 +240,7 @@ def verify(batch: CsfBatch, plane: Tensor, *, pool: ScratchPool | None = None) -
     """
     check_plane(batch.geometry, plane)
     if len(plane) != batch.experts:
-        raise InvalidScales(f"the plane has {len(plane)} experts, the batch {batch.experts}")
+        raise errors.InvalidScales(f"the plane has {len(plane)} experts, the batch {batch.experts}")
     pool = pool or ScratchPool(plane.device)
     check_offsets(batch)
     for first, last in expert_chunks(batch.experts, encode_bytes(batch.geometry)):
@@ -247,7 +251,7 @@ def verify(batch: CsfBatch, plane: Tensor, *, pool: ScratchPool | None = None) -
             if not torch.equal(decoded, plane[first:last]):
                 expert, offset = (decoded != plane[first:last]).nonzero()[0].tolist()
                 native, found = int(plane[first + expert, offset]), int(decoded[expert, offset])
-                raise ScalesDiffer(first + expert, offset, native, found, "the CSF batch")
+                raise errors.ScalesDiffer(first + expert, offset, native, found, "the CSF batch")
             del decoded
 
 
@@ -283,9 +287,9 @@ def check_offsets(batch: CsfBatch) -> None:
     offsets, count = batch.task_offsets, len(batch.exceptions)
     is_rising = bool((offsets[:, 1:] >= offsets[:, :-1]).all())
     if not is_rising or not torch.equal(offsets[1:, 0], offsets[:-1, -1]) or int(offsets[0, 0]) != 0:
-        raise InvalidScales("task_offsets do not divide the exceptions into adjacent regions")
+        raise errors.InvalidScales("task_offsets do not divide the exceptions into adjacent regions")
     if int(offsets[-1, -1]) != count:
-        raise InvalidScales(f"task_offsets end at {int(offsets[-1, -1])}, and there are {count} exceptions")
+        raise errors.InvalidScales(f"task_offsets end at {int(offsets[-1, -1])}, and there are {count} exceptions")
 
 
 def check_contents(batch: CsfBatch, first: int, last: int) -> None:
@@ -296,9 +300,11 @@ def check_contents(batch: CsfBatch, first: int, last: int) -> None:
     task = torch.searchsorted(ends, torch.arange(len(places), device=places.device), right=True)
     own = places // size * tasks + places % size // TASK_BYTES
     if bool((places[1:] <= places[:-1]).any()) or not torch.equal(task, own):
-        raise InvalidScales(f"exceptions of experts {first}..{last - 1} do not rise inside their regions")
+        raise errors.InvalidScales(f"exceptions of experts {first}..{last - 1} do not rise inside their regions")
     if bool((values > MAX_SCALE).any()):
-        raise InvalidScales(f"an exception of experts {first}..{last - 1} is {int(values.max())}, above {MAX_SCALE}")
+        raise errors.InvalidScales(
+            f"an exception of experts {first}..{last - 1} is {int(values.max())}, above {MAX_SCALE}"
+        )
     check_bases(batch, first, last)
 
 
@@ -306,7 +312,7 @@ def check_bases(batch: CsfBatch, first: int, last: int) -> None:
     """Refuse bases above 247, and a base of 247 with a selector set."""
     highest = int(batch.bases[first:last].max())
     if highest > MAX_SCALE:
-        raise InvalidScales(f"a base of experts {first}..{last - 1} is {highest}, above {MAX_SCALE}")
+        raise errors.InvalidScales(f"a base of experts {first}..{last - 1} is {highest}, above {MAX_SCALE}")
     if highest < MAX_SCALE:
         return
     geometry = batch.geometry
@@ -315,4 +321,4 @@ def check_bases(batch: CsfBatch, first: int, last: int) -> None:
     for region in geometry.regions():
         plane_view(geometry, clamped, region).copy_(rows_view(geometry, bases, region))
     if bool((unpack_bits(batch.selectors[first:last]).bool() & clamped).any()):
-        raise InvalidScales(f"a base of {MAX_SCALE} in experts {first}..{last - 1} has a selector set")
+        raise errors.InvalidScales(f"a base of {MAX_SCALE} in experts {first}..{last - 1} has a selector set")

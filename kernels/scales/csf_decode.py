@@ -5,7 +5,7 @@ The planes of other experts keep their bytes, which no kernel of the call reads.
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload, InvalidScales
+from planfreeze import errors
 from planfreeze.family import CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.scales.geometry import ScaleGeometry
 from planfreeze.payload import Payload
@@ -43,10 +43,10 @@ class CsfDecodePayload(Payload):
         super().__post_init__()
         try:
             size = self.geometry.native_bytes(1)
-        except InvalidScales as error:
-            raise InvalidPayload(self.family_name, error.reason) from error
+        except errors.InvalidScales as error:
+            raise errors.InvalidPayload(self.family_name, error.reason) from error
         if size >= MAX_NATIVE_BYTES:
-            raise InvalidPayload(
+            raise errors.InvalidPayload(
                 self.family_name, f"{self.rows} rows of {self.columns} columns are {size} scales, not below 2^24"
             )
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.payload import Payload
 from planfreeze.target import Target
@@ -37,9 +37,9 @@ class CsfPresencePayload(Payload):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.experts <= 65536:
-            raise InvalidPayload(self.family_name, f"experts = {self.experts} is not in 1..65536")
+            raise errors.InvalidPayload(self.family_name, f"experts = {self.experts} is not in 1..65536")
         if self.id_bits not in (32, 64):
-            raise InvalidPayload(self.family_name, f"id_bits = {self.id_bits} is neither 32 nor 64")
+            raise errors.InvalidPayload(self.family_name, f"id_bits = {self.id_bits} is neither 32 nor 64")
 
 
 @family(CsfPresencePayload, version=1)

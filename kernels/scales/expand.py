@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload, InvalidScales
+from planfreeze import errors
 from planfreeze.family import Definition, Grid, Scalars, TritonSource, family, pointer, scalar
 from planfreeze.kernels.scales.geometry import ScaleGeometry
 from planfreeze.payload import Payload
@@ -41,10 +41,10 @@ class ExpandPayload(Payload):
         super().__post_init__()
         try:
             tiles = self.geometry.tiles
-        except InvalidScales as error:
-            raise InvalidPayload(self.family_name, error.reason) from error
+        except errors.InvalidScales as error:
+            raise errors.InvalidPayload(self.family_name, error.reason) from error
         if not 0 < self.experts * tiles <= MAX_TILES:
-            raise InvalidPayload(
+            raise errors.InvalidPayload(
                 self.family_name, f"experts = {self.experts} with {tiles} tiles each: not 1..{MAX_TILES} tiles"
             )
 

@@ -8,7 +8,7 @@ last K tile of a row 2 columns. Imports nothing heavy.
 
 from msgspec import Struct
 
-from planfreeze.errors import InvalidScales
+from planfreeze import errors
 
 __all__ = [
     "BASE_BLOCK_BYTES",
@@ -95,15 +95,15 @@ class ScaleGeometry(Struct, frozen=True, kw_only=True):
         for name in ("rows", "columns", "group_rows"):
             value = getattr(self, name)
             if type(value) is not int or value <= 0:
-                raise InvalidScales(f"{name} = {value!r} is not a whole number above 0")
+                raise errors.InvalidScales(f"{name} = {value!r} is not a whole number above 0")
         if self.group_rows % TAIL_ROWS:
-            raise InvalidScales(
+            raise errors.InvalidScales(
                 f"group_rows = {self.group_rows} is not a multiple of {TAIL_ROWS}, the smallest row tile"
             )
         if self.rows % self.group_rows:
-            raise InvalidScales(f"rows = {self.rows} is not a multiple of group_rows = {self.group_rows}")
+            raise errors.InvalidScales(f"rows = {self.rows} is not a multiple of group_rows = {self.group_rows}")
         if self.columns % TAIL_COLUMNS:
-            raise InvalidScales(f"columns = {self.columns} is odd: K is not a multiple of 64")
+            raise errors.InvalidScales(f"columns = {self.columns} is odd: K is not a multiple of 64")
 
     @property
     def groups(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from planfreeze.errors import InvalidScales, ScalesDiffer
+from planfreeze import errors
 from planfreeze.kernels.scales.geometry import (
     MAX_RECORDS,
     MAX_SCALE,
@@ -115,7 +115,7 @@ def decode(inline: InlineScales, *, first: int = 0, last: int | None = None) -> 
     """
     last = inline.experts if last is None else last
     if not 0 <= first < last <= inline.experts:
-        raise InvalidScales(f"experts {first}..{last - 1} are not a range of 0..{inline.experts - 1}")
+        raise errors.InvalidScales(f"experts {first}..{last - 1} are not a range of 0..{inline.experts - 1}")
     geometry = inline.geometry
     plane = torch.empty(last - first, geometry.native_bytes(1), dtype=torch.uint8, device=inline.storage.device)
     pool = ScratchPool(inline.storage.device)
@@ -138,7 +138,7 @@ def verify(inline: InlineScales, plane: Tensor, *, pool: ScratchPool | None = No
     geometry = inline.geometry
     check_plane(geometry, plane)
     if len(plane) != inline.experts:
-        raise InvalidScales(f"the plane has {len(plane)} experts, the storage {inline.experts}")
+        raise errors.InvalidScales(f"the plane has {len(plane)} experts, the storage {inline.experts}")
     pool = pool or ScratchPool(plane.device)
     for first, last in decode_chunks(geometry, inline.experts):
         with pool.use():
@@ -147,7 +147,7 @@ def verify(inline: InlineScales, plane: Tensor, *, pool: ScratchPool | None = No
             is_equal = torch.equal(decoded, plane[first:last])
             if not is_equal:
                 expert, offset = (decoded != plane[first:last]).nonzero()[0].tolist()
-                raise ScalesDiffer(
+                raise errors.ScalesDiffer(
                     first + expert, offset, int(plane[first + expert, offset]), int(decoded[expert, offset])
                 )
             del decoded
@@ -157,7 +157,7 @@ def check_range(plane: Tensor) -> None:
     if int(plane.max()) > MAX_SCALE:
         first = int((plane.view(-1) > MAX_SCALE).to(torch.uint8).argmax())
         expert, offset = divmod(first, plane.shape[1])
-        raise InvalidScales(
+        raise errors.InvalidScales(
             f"byte {offset} of expert {expert} is {int(plane[expert, offset])}: native planes hold 0..{MAX_SCALE}"
         )
 
@@ -328,7 +328,7 @@ def check_headers(inline: InlineScales, headers: Tensor, first_tile: int) -> Non
     is_bad = (headers > MAX_RECORDS) | ((headers < 0) & ((headers & RAW_NUMBER) >= inline.raw_tiles))
     if bool(is_bad.any()):
         tile = int(is_bad.nonzero()[0])
-        raise InvalidScales(
+        raise errors.InvalidScales(
             f"tile {first_tile + tile} has the header {int(headers[tile]) & 0xFFFFFFFF:#010x}: not 0..{MAX_RECORDS} "
             f"records, nor one of {inline.raw_tiles} raw tiles"
         )

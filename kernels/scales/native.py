@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from planfreeze.errors import InvalidScales
+from planfreeze import errors
 from planfreeze.kernels.scales.geometry import (
     MAX_SCALE,
     TILE_COLUMNS,
@@ -50,9 +50,9 @@ def native_plane(geometry: ScaleGeometry, scales: Tensor, *, rotation: int = 0) 
     """
     check_rotation(geometry, rotation)
     if scales.dtype != torch.uint8:
-        raise InvalidScales(f"scales are {scales.dtype}, not torch.uint8")
+        raise errors.InvalidScales(f"scales are {scales.dtype}, not torch.uint8")
     if scales.ndim != 3 or scales.shape[1:] != (geometry.rows, geometry.columns) or not len(scales):
-        raise InvalidScales(
+        raise errors.InvalidScales(
             f"scales have shape {tuple(scales.shape)}, not (experts, {geometry.rows}, {geometry.columns})"
         )
     plane = torch.empty(len(scales), geometry.native_bytes(1), dtype=torch.uint8, device=scales.device)
@@ -121,12 +121,12 @@ def check_plane(geometry: ScaleGeometry, plane: Tensor) -> None:
         The tensor is not uint8, not ``(experts, rows * columns)`` with at least one expert, or not contiguous.
     """
     if plane.dtype != torch.uint8:
-        raise InvalidScales(f"the plane is {plane.dtype}, not torch.uint8")
+        raise errors.InvalidScales(f"the plane is {plane.dtype}, not torch.uint8")
     length = geometry.native_bytes(1)
     if plane.ndim != 2 or plane.shape[1] != length or not len(plane):
-        raise InvalidScales(f"the plane has shape {tuple(plane.shape)}, not (experts, {length})")
+        raise errors.InvalidScales(f"the plane has shape {tuple(plane.shape)}, not (experts, {length})")
     if not plane.is_contiguous():
-        raise InvalidScales(f"the plane has strides {plane.stride()}: it is not contiguous")
+        raise errors.InvalidScales(f"the plane has strides {plane.stride()}: it is not contiguous")
 
 
 def expert_chunks(experts: int, expert_bytes: int) -> Iterator[tuple[int, int]]:
@@ -138,7 +138,7 @@ def expert_chunks(experts: int, expert_bytes: int) -> Iterator[tuple[int, int]]:
 
 def check_rotation(geometry: ScaleGeometry, rotation: int) -> None:
     if not 0 <= rotation < geometry.rows:
-        raise InvalidScales(f"rotation = {rotation} is not a row of 0..{geometry.rows - 1}")
+        raise errors.InvalidScales(f"rotation = {rotation} is not a row of 0..{geometry.rows - 1}")
 
 
 def copy_bytes(target: Tensor, source: Tensor) -> None:

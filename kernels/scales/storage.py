@@ -4,7 +4,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from planfreeze.errors import InvalidScales
+from planfreeze import errors
 from planfreeze.kernels.scales.geometry import ScaleGeometry
 
 __all__ = ["InlineScales"]
@@ -40,19 +40,19 @@ class InlineScales(Struct, frozen=True, kw_only=True, eq=False):
 
     def __post_init__(self) -> None:
         if self.experts < 1 or self.raw_tiles < 0:
-            raise InvalidScales(f"{self.experts} experts with {self.raw_tiles} raw tiles cannot be stored")
+            raise errors.InvalidScales(f"{self.experts} experts with {self.raw_tiles} raw tiles cannot be stored")
         if self.storage.dtype != torch.uint8:
-            raise InvalidScales(f"the storage is {self.storage.dtype}, not torch.uint8")
+            raise errors.InvalidScales(f"the storage is {self.storage.dtype}, not torch.uint8")
         size_bytes = self.geometry.inline_bytes(self.experts, self.raw_tiles)
         if tuple(self.storage.shape) != (size_bytes,):
-            raise InvalidScales(
+            raise errors.InvalidScales(
                 f"the storage has shape {tuple(self.storage.shape)}, not ({size_bytes},) as {self.experts} experts "
                 f"with {self.raw_tiles} raw tiles need"
             )
         if not self.storage.is_contiguous():
-            raise InvalidScales(f"the storage has stride {self.storage.stride(0)}: it is not contiguous")
+            raise errors.InvalidScales(f"the storage has stride {self.storage.stride(0)}: it is not contiguous")
         if self.storage.data_ptr() % ALIGNMENT_BYTES:
-            raise InvalidScales(
+            raise errors.InvalidScales(
                 f"the storage starts at {self.storage.data_ptr():#x}, which is no multiple of {ALIGNMENT_BYTES}"
             )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from planfreeze.errors import OutputUnwritable, PlanfreezeError
+from planfreeze import errors
 
 __all__ = ["exit_codes", "print_note", "print_result"]
 
@@ -20,7 +20,7 @@ def exit_codes() -> Iterator[None]:
     """Turn the errors of planfreeze and an interrupt into a message and an exit status."""
     try:
         yield
-    except PlanfreezeError as error:
+    except errors.PlanfreezeError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
@@ -37,7 +37,7 @@ def print_note(text: str, *, is_quiet: bool) -> None:
 def print_result(as_json: dict[str, Any] | None, show: Callable[[], object]) -> None:
     """Print a result as JSON, or let ``show`` print it for people."""
     if sys.stdout is None:
-        raise OutputUnwritable("it is closed")
+        raise errors.OutputUnwritable("it is closed")
     try:
         if as_json is None:
             show()
@@ -47,4 +47,4 @@ def print_result(as_json: dict[str, Any] | None, show: Callable[[], object]) -> 
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputUnwritable(error.strerror or str(error)) from error
+        raise errors.OutputUnwritable(error.strerror or str(error)) from error

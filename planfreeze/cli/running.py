@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planfreeze import errors
 from planfreeze.cli.completions import complete_modes, complete_plans
 from planfreeze.cli.options import QuietOption, StoreOption, TrustOption, open_store
 from planfreeze.cli.output import exit_codes
-from planfreeze.errors import OutputUnwritable, PlanfreezeError
 
 if TYPE_CHECKING:
     from planfreeze.runs.guarded import Run
@@ -78,7 +78,7 @@ def show_run(run: "Run", report: Path | None, *, as_json: bool, is_quiet: bool) 
             write_report(report, run)
         if as_json:
             print_line(json.dumps(run_json(run)))
-    except (PlanfreezeError, OSError) as error:
+    except (errors.PlanfreezeError, OSError) as error:
         if not run.attempts:
             raise
         tell(error)
@@ -95,9 +95,9 @@ def tell(error: Exception) -> None:
 def print_line(text: str) -> None:
     """Print a line on standard output, which the command had before."""
     if sys.stdout is None:
-        raise OutputUnwritable("it is closed")
+        raise errors.OutputUnwritable("it is closed")
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except OSError as error:
-        raise OutputUnwritable(error.strerror or str(error)) from error
+        raise errors.OutputUnwritable(error.strerror or str(error)) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from planfreeze.errors import CompileFailed
+from planfreeze import errors
 from planfreeze.family import LaunchInfo
 
 __all__ = ["CompiledProgram", "check_no_paths", "load_kernel"]
@@ -34,7 +34,7 @@ def load_kernel(reference: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except AttributeError as error:
-        raise CompileFailed(reference, f"{module} has no {attribute}") from error
+        raise errors.CompileFailed(reference, f"{module} has no {attribute}") from error
 
 
 def check_no_paths(kernel: str, name: str, options: object) -> None:
@@ -47,4 +47,4 @@ def check_no_paths(kernel: str, name: str, options: object) -> None:
     """
     named = next((option for option in str(options).split() if "/" in option), None)
     if named is not None:
-        raise CompileFailed(kernel, f"its option {name} has {named}, which names a file and no part of a key")
+        raise errors.CompileFailed(kernel, f"its option {name} has {named}, which names a file and no part of a key")

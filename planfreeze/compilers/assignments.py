@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.compilers.bindings import Imported, Scope, Unfollowable, bind, bind_module
-from planfreeze.errors import SourceChanged
 from planfreeze.module_files import find_source
 from planfreeze.recorded.values import inner_codes
 from planfreeze.sources import KERNELS_SCOPE, Sources, is_within
@@ -77,7 +77,7 @@ class KeyedText:
         path = find_source(module)
         data = b"" if path is None else path.read_bytes()
         if hashlib.sha256(data).hexdigest() != self.digests[module]:
-            raise SourceChanged(module, str(path))
+            raise errors.SourceChanged(module, str(path))
         return ast.parse(data)
 
     def value(self, module: str, name: str) -> Any:

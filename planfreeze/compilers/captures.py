@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.compilers.assignments import KeyedText, Reference, is_pure, is_trusted, unwrap_constexpr
 from planfreeze.compilers.bindings import Unfollowable
 from planfreeze.compilers.functions import (
@@ -28,7 +29,6 @@ from planfreeze.compilers.functions import (
     original_code,
 )
 from planfreeze.compilers.names import Use, uses_of
-from planfreeze.errors import UnkeyedCapture
 
 __all__ = ["Captured", "check_captures"]
 
@@ -256,7 +256,7 @@ class Walk:
         self._refuse(name, f"its text is not in {module}: it was made by exec, or by a decorator")
 
     def _refuse(self, name: str, reason: str) -> NoReturn:
-        raise UnkeyedCapture(self.kernel, name, reason)
+        raise errors.UnkeyedCapture(self.kernel, name, reason)
 
 
 def is_same(value: Any, expected: Any) -> bool:

@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream
 
+from planfreeze import errors
 from planfreeze.compilers import CompiledProgram, load_kernel
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
@@ -15,7 +16,6 @@ from planfreeze.compilers.dumps import check_libraries, clear_dump_folder, read_
 from planfreeze.compilers.launches import read_launch
 from planfreeze.constants import thaw_constant
 from planfreeze.elf import read_cubin
-from planfreeze.errors import CompileFailed, ContradictoryMarking
 from planfreeze.family import Argument, CuteSource
 from planfreeze.key import COMPILE_OPTIONS
 from planfreeze.target import Target
@@ -55,7 +55,7 @@ def compile_program(
     """
     latched = os.environ.get("CUTE_DSL_ARCH")
     if latched != target.arch:
-        raise CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
+        raise errors.CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
     named = load_kernel(source.kernel)
     constants = {name: thaw_constant(value) for name, value in source.constants}
     check_captures(source.kernel, (named, *constants.values()), text)
@@ -69,7 +69,7 @@ def compile_program(
     check_libraries(source.kernel, dumps)
     cubin = compiled.artifacts.CUBIN
     if not cubin:
-        raise CompileFailed(source.kernel, "the DSL gave no cubin")
+        raise errors.CompileFailed(source.kernel, "the DSL gave no cubin")
     launch = source.launch or read_launch(source.kernel, read_module(dumps), str(compiled.ir_module))
     if any(function.stack_bytes for function in read_cubin(bytes(cubin)).kernels):
         # Only for what the assembler prints of it: the option that makes it print is kept in the cubin.
@@ -94,7 +94,7 @@ def order_values(
     """
     wrapped = getattr(function, "__wrapped__", None)
     if not inspect.isfunction(function) or wrapped is None:
-        raise CompileFailed(kernel, f"a {type(function).__name__} without launch facts is no @cute.jit function")
+        raise errors.CompileFailed(kernel, f"a {type(function).__name__} without launch facts is no @cute.jit function")
     types = {a.name: cutlass.Int64 if a.is_pointer else NUMBERS[a.dtype] for a in arguments}
     taken, passed = [], []
     rest = []
@@ -107,7 +107,7 @@ def order_values(
                 spelled = (
                     "without annotation" if found is parameter.empty else f"as {getattr(found, '__name__', found)}"
                 )
-                raise ContradictoryMarking(kernel, name, types[name].__name__, spelled)
+                raise errors.ContradictoryMarking(kernel, name, types[name].__name__, spelled)
             taken.append(name)
             passed.append(placeholders[name])
         else:
@@ -116,5 +116,5 @@ def order_values(
     if tuple(taken) != tuple(types) or len(rest) != 1 or len(passed) != len(types) + len(constants) + 1:
         declared = (*types, *constants, "stream")
         found = tuple(inspect.signature(wrapped).parameters)
-        raise CompileFailed(kernel, f"it takes {found}, its family declares {declared}")
+        raise errors.CompileFailed(kernel, f"it takes {found}, its family declares {declared}")
     return passed

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from planfreeze.errors import CompileFailed
+from planfreeze import errors
 
 __all__ = ["check_libraries", "clear_dump_folder", "read_module"]
 
@@ -18,7 +18,7 @@ def clear_dump_folder(kernel: str) -> Path:
     """
     named = os.environ.get("CUTE_DSL_DUMP_DIR")
     if named is None:
-        raise CompileFailed(kernel, "CUTE_DSL_DUMP_DIR does not name a folder of this process alone")
+        raise errors.CompileFailed(kernel, "CUTE_DSL_DUMP_DIR does not name a folder of this process alone")
     for left_over in Path(named).iterdir():
         left_over.unlink()
     return Path(named)
@@ -41,4 +41,4 @@ def check_libraries(kernel: str, dumps: Path) -> None:
     for module in dumps.glob("*.mlir"):
         linked = LIBRARIES.search(module.read_text(encoding="utf-8"))
         if linked is not None:
-            raise CompileFailed(kernel, f"it links {linked.group(1)}, whose content is no part of its key")
+            raise errors.CompileFailed(kernel, f"it links {linked.group(1)}, whose content is no part of its key")

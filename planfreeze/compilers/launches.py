@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from planfreeze.errors import UnfreezableKernel
+from planfreeze import errors
 from planfreeze.family import LaunchInfo
 
 __all__ = ["read_launch"]
@@ -157,4 +157,4 @@ def split(values: str) -> list[str]:
 
 
 def refuse(kernel: str, reason: str, remedy: str) -> NoReturn:
-    raise UnfreezableKernel(kernel, reason, remedy)
+    raise errors.UnfreezableKernel(kernel, reason, remedy)

@@ -9,11 +9,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.base_dsl.compiler import HostTarget
 
+from planfreeze import errors
 from planfreeze.compilers import CompiledProgram, check_no_paths
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
 from planfreeze.compilers.dumps import check_libraries, clear_dump_folder
-from planfreeze.errors import CompileFailed, InvalidHostObject, UnnameableConstant, Unrecordable
 from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, read_host_object
 from planfreeze.recorded.cute_calls import make_call, make_options
@@ -46,22 +46,22 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     """
     latched = os.environ.get("CUTE_DSL_ARCH")
     if latched != target.arch:
-        raise CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
+        raise errors.CompileFailed(source.kernel, f"this process compiles for {latched}, not {target.arch}")
     payload = CuteFunctionPayload.from_fields(dict(source.facts))
     for name, value in pairs(payload.options):
         check_no_paths(source.kernel, name, value)
     try:
         function, arguments, named = make_call(payload)
         compile_with = cute.compile[make_options(payload)] if payload.options else cute.compile
-    except (UnnameableConstant, Unrecordable) as error:
-        raise CompileFailed(source.kernel, str(error)) from error
+    except (errors.UnnameableConstant, errors.Unrecordable) as error:
+        raise errors.CompileFailed(source.kernel, str(error)) from error
     passed = (unwrap(value) for value in (*arguments, *named.values()) if inspect.isfunction(value))
     check_captures(source.kernel, (function, *passed), text, are_cells_keyed=True)
     dumps = clear_dump_folder(source.kernel)
     compiled = compile_with(function, *arguments, **named)
     check_libraries(source.kernel, dumps)
     if compiled.total_added_arguments:
-        raise CompileFailed(source.kernel, f"its callers pass {compiled.total_added_arguments} workspaces")
+        raise errors.CompileFailed(source.kernel, f"its callers pass {compiled.total_added_arguments} workspaces")
     # Code for the processor of this host would not run on an older one, nor be the same on another.
     compiled.host_target = HostTarget(HOST_BASELINES[platform.machine()])
     # The DSL would pickle the signature into the object; whoever serves it reads the function's own.
@@ -69,8 +69,8 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     data = compiled.dump_to_object(SYMBOL_PREFIX)
     try:
         host_object = read_host_object(data)
-    except InvalidHostObject as error:
-        raise CompileFailed(source.kernel, str(error)) from error
+    except errors.InvalidHostObject as error:
+        raise errors.CompileFailed(source.kernel, str(error)) from error
     facts = {
         "dsl": cutlass.__version__,
         "entry": compiled.function_name,

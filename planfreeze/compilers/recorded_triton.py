@@ -24,12 +24,12 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.build import _build
 from triton.runtime.cache import triton_key
 
+from planfreeze import errors
 from planfreeze.compilers import CompiledProgram, check_no_paths
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
 from planfreeze.compilers.triton_target import make_current
 from planfreeze.constants import thaw_constant, unwrap_kernel
-from planfreeze.errors import CompileFailed
 from planfreeze.family import LaunchInfo, RecordedSource
 from planfreeze.recorded.triton_companions import KEPT, TRITON_PLACE, UNBUILT
 from planfreeze.recorded.triton_kernel import FILE_OPTIONS
@@ -67,7 +67,7 @@ def compile_program(source: RecordedSource, target: Target, text: KeyedText) -> 
     made = source_class(kernel)(kernel, dict(pairs(facts["signature"])), constants, attributes)
     options = {name: thaw_constant(value) for name, value in pairs(facts["options"]) if name != "arch"}
     for name in FILE_OPTIONS & options.keys():
-        raise CompileFailed(source.kernel, f"its option {name} names files, which are no part of a key")
+        raise errors.CompileFailed(source.kernel, f"its option {name} names files, which are no part of a key")
     check_no_paths(source.kernel, "ptx_options", options.get("ptx_options"))
     gpu = GPUTarget("cuda", target.sm, 32)
     make_current(gpu)
@@ -106,7 +106,7 @@ def find_kernel(reference: str) -> Any:
     module, _, qualname = reference.partition(":")
     kernel = unwrap_kernel(import_module(module), qualname)
     if kernel is None:
-        raise CompileFailed(reference, f"{module} has no Triton kernel of that name")
+        raise errors.CompileFailed(reference, f"{module} has no Triton kernel of that name")
     return kernel
 
 
@@ -137,7 +137,7 @@ def strip_paths(kernel: str, value: Any) -> Any:
     if isinstance(value, str) and value.startswith(TRITON_FOLDER):
         return TRITON_PLACE + value.removeprefix(TRITON_FOLDER)
     if isinstance(value, str) and value.startswith("/"):
-        raise CompileFailed(kernel, f"its metadata holds the path {value}, which would be another one elsewhere")
+        raise errors.CompileFailed(kernel, f"its metadata holds the path {value}, which would be another one elsewhere")
     return value
 
 

@@ -10,13 +10,13 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
+from planfreeze import errors
 from planfreeze.compilers import CompiledProgram, check_no_paths, load_kernel
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.captures import check_captures
 from planfreeze.compilers.triton_target import make_current
 from planfreeze.constants import thaw_constant
 from planfreeze.dtypes import TRITON_TYPES
-from planfreeze.errors import CompileFailed, ContradictoryMarking, UnfreezableKernel
 from planfreeze.family import Argument, LaunchInfo, TritonSource
 from planfreeze.recorded.triton_kernel import FILE_OPTIONS
 from planfreeze.target import Target
@@ -66,7 +66,7 @@ def compile_program(
     types = {a.name: type_name(a) for a in arguments}
     runtime = tuple(name for name in kernel.arg_names if name not in constants)
     if runtime != tuple(types):
-        raise CompileFailed(source.kernel, f"kernel takes {runtime}, its family declares {tuple(types)}")
+        raise errors.CompileFailed(source.kernel, f"kernel takes {runtime}, its family declares {tuple(types)}")
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     divisible = {a.name for a in arguments if a.is_pointer and a.alignment % 16 == 0} | set(source.divisible)
     attributes = {(i,): DIVISIBLE_BY_16 for i, name in enumerate(kernel.arg_names) if name in divisible}
@@ -84,7 +84,7 @@ def compile_program(
     facts = compiled.metadata
     scratch = {name: getattr(facts, name, 0) or 0 for name in ("global_scratch_size", "profile_scratch_size")}
     if any(scratch.values()):
-        raise CompileFailed(source.kernel, f"it needs scratch memory in every launch: {scratch}")
+        raise errors.CompileFailed(source.kernel, f"it needs scratch memory in every launch: {scratch}")
     return CompiledProgram(
         cubin=compiled.asm["cubin"],
         launch=LaunchInfo(
@@ -108,11 +108,11 @@ def check_options(kernel: str, options: Mapping[str, Any], known: Any) -> None:
     """
     for name in options:
         if not hasattr(known, name):
-            raise CompileFailed(kernel, f"Triton has no option {name}, and would ignore it")
+            raise errors.CompileFailed(kernel, f"Triton has no option {name}, and would ignore it")
         if name in FILE_OPTIONS:
-            raise CompileFailed(kernel, f"its option {name} names files, which are no part of a key")
+            raise errors.CompileFailed(kernel, f"its option {name} names files, which are no part of a key")
         if name in STATED_ELSEWHERE:
-            raise CompileFailed(kernel, f"its option {name} is not one to declare: {STATED_ELSEWHERE[name]}")
+            raise errors.CompileFailed(kernel, f"its option {name} is not one to declare: {STATED_ELSEWHERE[name]}")
     check_no_paths(kernel, "ptx_options", options.get("ptx_options"))
 
 
@@ -133,13 +133,13 @@ def find_function(reference: str, kernel: Any) -> Any:
         hook = find_hook(kernel) if hasattr(kernel, "configs") else None
         if hook is not None:
             reason = f"its autotuner has {hook}, which a frozen launch would leave out"
-            raise UnfreezableKernel(reference, reason, "Do it in the caller, and declare the kernel without")
+            raise errors.UnfreezableKernel(reference, reason, "Do it in the caller, and declare the kernel without")
         if not hasattr(kernel, "fn"):
-            raise CompileFailed(reference, f"a {type(kernel).__name__} is no @triton.jit function")
+            raise errors.CompileFailed(reference, f"a {type(kernel).__name__} is no @triton.jit function")
         kernel = kernel.fn
     if getattr(kernel, "pre_run_hooks", ()):
         reason = f"it has {len(kernel.pre_run_hooks)} hooks, run before every launch"
-        raise UnfreezableKernel(reference, reason, "Do it in the caller, and add no hook to the kernel")
+        raise errors.UnfreezableKernel(reference, reason, "Do it in the caller, and add no hook to the kernel")
     return kernel
 
 
@@ -158,19 +158,19 @@ def check_markings(source: TritonSource, kernel: Any) -> None:
         found = marking_of(parameter)
         if parameter.is_constexpr:
             if found != "specialized":
-                raise ContradictoryMarking(source.kernel, parameter.name, "a constant", SPELLED[found])
+                raise errors.ContradictoryMarking(source.kernel, parameter.name, "a constant", SPELLED[found])
             if parameter.name in declared:
-                raise ContradictoryMarking(source.kernel, parameter.name, "an argument", "as tl.constexpr")
+                raise errors.ContradictoryMarking(source.kernel, parameter.name, "an argument", "as tl.constexpr")
             continue
         if parameter.name not in declared:
             continue  # the comparison of parameters reports it
         marking, annotations = declared[parameter.name]
         if marking != found:
-            raise ContradictoryMarking(source.kernel, parameter.name, SPELLED[marking], SPELLED[found])
+            raise errors.ContradictoryMarking(source.kernel, parameter.name, SPELLED[marking], SPELLED[found])
         if parameter.annotation_type not in annotations:
             spelled = " or ".join(name or "without annotation" for name in annotations)
             annotation = parameter.annotation_type or "without annotation"
-            raise ContradictoryMarking(source.kernel, parameter.name, spelled, annotation)
+            raise errors.ContradictoryMarking(source.kernel, parameter.name, spelled, annotation)
 
 
 def marking_of(parameter: Any) -> str:

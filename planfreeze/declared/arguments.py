@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NoReturn
 
+from planfreeze import errors
 from planfreeze.declared.parameters import TENSOR_ALIGNMENT, Flag, Integer, Real, Tensor
 from planfreeze.dtypes import INTEGER_LIMITS, ITEM_BYTES, DType
-from planfreeze.errors import InvalidDeclaration
 from planfreeze.family import Scalars
 
 __all__ = ["flag", "integer", "real", "tensor"]
@@ -91,4 +91,4 @@ def flag(name: str) -> Flag:
 
 
 def refuse(name: str, reason: str) -> NoReturn:
-    raise InvalidDeclaration("a family", name, reason)
+    raise errors.InvalidDeclaration("a family", name, reason)

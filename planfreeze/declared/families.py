@@ -7,12 +7,12 @@ from typing import Any, cast
 from msgspec import field
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.constants import freeze_constant, spell_field
 from planfreeze.declared.parameters import Integer, Parameter, Tensor
 from planfreeze.declared.specialization import Marking
 from planfreeze.declared.variants import Axis, Derived, combine, derive_axis, field_name
 from planfreeze.declared.variants import plain_constant as plain
-from planfreeze.errors import InvalidArgument, InvalidPayload
 from planfreeze.family import Argument, CuteSource, Definition, Family, Grid, Scalars, TritonSource
 from planfreeze.payload import Field, Payload
 
@@ -127,7 +127,9 @@ class DeclaredFamily(Family, frozen=True, kw_only=True):
         for name, rule in self.computed.items():
             value = freeze_constant(name, rule.function(call[rule.argument]))
             if stated.setdefault(name, value) != value:
-                raise InvalidArgument(self.name, name, f"= {call[name]!r} is not the {plain(value)!r} it is derived as")
+                raise errors.InvalidArgument(
+                    self.name, name, f"= {call[name]!r} is not the {plain(value)!r} it is derived as"
+                )
         key = (*chosen, repr(stated))  # True and 1 are one key of a dictionary, and two constants
         payload = self.selected.get(key)
         if payload is None:
@@ -144,17 +146,17 @@ class DeclaredFamily(Family, frozen=True, kw_only=True):
     def _arrange(self, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
         names = self.by_name.keys()
         if len(values) > len(names):
-            raise InvalidArgument(self.name, f"number {len(names) + 1}", f"is one too many: {', '.join(names)}")
+            raise errors.InvalidArgument(self.name, f"number {len(names) + 1}", f"is one too many: {', '.join(names)}")
         call = dict(zip(names, values, strict=False))
         for name, value in named.items():
             if name not in self.known or name in call:
                 known = ", ".join(sorted(self.known))
                 reason = "is given twice" if name in call else f"is unknown; known are {known}"
-                raise InvalidArgument(self.name, name, reason)
+                raise errors.InvalidArgument(self.name, name, reason)
             call[name] = value
         for name in names:
             if name not in call:
-                raise InvalidArgument(self.name, name, f"is missing: it takes {', '.join(names)}")
+                raise errors.InvalidArgument(self.name, name, f"is missing: it takes {', '.join(names)}")
         return call
 
     def _complete(self, stated: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
@@ -162,7 +164,7 @@ class DeclaredFamily(Family, frozen=True, kw_only=True):
         for name, values in (*self.constants.items(), *self.settings.items()):
             if name not in stated and len(values) > 1:
                 known = ", ".join(repr(plain(value)) for value in values)
-                raise InvalidArgument(self.name, name, f"is missing: it is one of {known}")
+                raise errors.InvalidArgument(self.name, name, f"is missing: it is one of {known}")
             yield name, stated.get(name, values[0])
         if self.configurations:
             yield from self._configuration(stated).items()
@@ -175,7 +177,7 @@ class DeclaredFamily(Family, frozen=True, kw_only=True):
         fitting = [found for found in self.configurations if given.items() <= found.items()]
         if len(fitting) != 1:
             lacking = ", ".join(name for name in names if name not in given)
-            raise InvalidArgument(self.name, lacking, f"is missing: {len(fitting)} configurations fit the rest")
+            raise errors.InvalidArgument(self.name, lacking, f"is missing: {len(fitting)} configurations fit the rest")
         return fitting[0]
 
 
@@ -202,7 +204,7 @@ def define_variant(family: DeclaredFamily, payload: Payload, source: SourceRule,
         name, marking = parameter.name, family.markings[parameter.name]
         classes = parameter.classes(marking)
         if chosen[name] not in classes:
-            raise InvalidPayload(family.name, f"{name} = {chosen[name]!r} is none of {', '.join(classes)}")
+            raise errors.InvalidPayload(family.name, f"{name} = {chosen[name]!r} is none of {', '.join(classes)}")
         argument = parameter.argument(chosen[name], marking)
         if argument is not None:
             arguments.append(argument)
@@ -215,7 +217,7 @@ def define_variant(family: DeclaredFamily, payload: Payload, source: SourceRule,
         further = {"resident_blocks": resident_blocks} if wants_blocks else {}
         stated = rule({**fixed, **scalars}, visible, **further)
         if stated is None:
-            raise InvalidArgument(family.name, "grid", "is missing: the family leaves it to each launch")
+            raise errors.InvalidArgument(family.name, "grid", "is missing: the family leaves it to each launch")
         blocks = (*stated, 1, 1)
         return (blocks[0], blocks[1], blocks[2])
 

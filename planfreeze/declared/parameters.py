@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.declared.specialization import (
     ONE,
     TYPES_BY_VALUE,
@@ -15,7 +16,6 @@ from planfreeze.declared.specialization import (
     reachable_classes,
 )
 from planfreeze.dtypes import INTEGER_LIMITS, TRITON_TYPES, DType
-from planfreeze.errors import InvalidArgument
 from planfreeze.family import Argument, Scalars
 
 __all__ = ["TENSOR_ALIGNMENT", "Flag", "Integer", "Parameter", "Real", "Tensor"]
@@ -57,13 +57,15 @@ class Tensor(Struct, frozen=True, kw_only=True):
         if value is None and self.is_optional:
             return NONE
         if not hasattr(value, "data_ptr") or not hasattr(value, "dtype"):
-            raise InvalidArgument(family, self.name, f"is a {type(value).__name__}, not a tensor")
+            raise errors.InvalidArgument(family, self.name, f"is a {type(value).__name__}, not a tensor")
         dtype, address = dtype_name(value.dtype), value.data_ptr()
         if dtype not in self.dtypes:
-            raise InvalidArgument(family, self.name, f"has dtype {value.dtype}; declared are {', '.join(self.dtypes)}")
+            raise errors.InvalidArgument(
+                family, self.name, f"has dtype {value.dtype}; declared are {', '.join(self.dtypes)}"
+            )
         if address % self.alignment:
             reason = f"at {address:#x} is not aligned to the {self.alignment} bytes it is declared with"
-            raise InvalidArgument(family, self.name, reason)
+            raise errors.InvalidArgument(family, self.name, reason)
         is_unaligned = marking == "specialized" and address % TENSOR_ALIGNMENT != 0
         return dtype + UNALIGNED * (is_unaligned or is_aligned_never(marking))
 
@@ -119,11 +121,11 @@ class Integer(Struct, frozen=True, kw_only=True):
     def classify(self, family: str, value: Any, marking: Marking) -> str:
         """Return the class of an argument."""
         if type(value) is not int:
-            raise InvalidArgument(family, self.name, f"is a {type(value).__name__}, not an int")
+            raise errors.InvalidArgument(family, self.name, f"is a {type(value).__name__}, not an int")
         if not self.minimum <= value <= self.maximum or value % self.multiple_of:
             multiples = f"multiples of {self.multiple_of} " if self.multiple_of != 1 else ""
             reason = f"= {value} is not among the {multiples}from {self.minimum} to {self.maximum} it is declared for"
-            raise InvalidArgument(family, self.name, reason)
+            raise errors.InvalidArgument(family, self.name, reason)
         if marking == "declared":
             return self.fixed_dtype
         return classify_integer(value, dtype=self.dtype, marking=marking).name
@@ -167,7 +169,7 @@ class Real(Struct, frozen=True, kw_only=True):
     def classify(self, family: str, value: Any, marking: Marking) -> str:
         """Return the class of an argument."""
         if type(value) is not float:
-            raise InvalidArgument(family, self.name, f"is a {type(value).__name__}, not a float")
+            raise errors.InvalidArgument(family, self.name, f"is a {type(value).__name__}, not a float")
         return self.dtype
 
     def argument(self, chosen: str, marking: Marking) -> Argument | None:
@@ -196,7 +198,7 @@ class Flag(Struct, frozen=True, kw_only=True):
     def classify(self, family: str, value: Any, marking: Marking) -> str:
         """Return the class of an argument."""
         if type(value) is not bool:
-            raise InvalidArgument(family, self.name, f"is a {type(value).__name__}, not a bool")
+            raise errors.InvalidArgument(family, self.name, f"is a {type(value).__name__}, not a bool")
         return "bool"
 
     def argument(self, chosen: str, marking: Marking) -> Argument | None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.constants import CONSTEXPR, DTYPE, OBJECT, freeze_constant, spell_constant, thaw_constant
 from planfreeze.declared.parameters import Integer
 from planfreeze.declared.specialization import Marking
-from planfreeze.errors import FamilyTooLarge
 from planfreeze.payload import Field, Payload
 
 __all__ = [
@@ -70,7 +70,7 @@ def derive_axis(
     derived_names = " and ".join(constants)
     if len(values) > MAX_VALUES:
         reason = f"{derived_names} is computed from it, and {len(values)} values are more than {MAX_VALUES}"
-        raise FamilyTooLarge(family, parameter.name, reason, ())
+        raise errors.FamilyTooLarge(family, parameter.name, reason, ())
     found: dict[tuple[Field, ...], None] = {}
     for value in values:
         chosen = parameter.classify(family, value, marking)
@@ -78,7 +78,7 @@ def derive_axis(
         found[(chosen, *computed)] = None
         if len(found) > MAX_VARIANTS:
             reason = f"{derived_names} is computed from it and takes more than {MAX_VARIANTS} values, one variant each"
-            raise FamilyTooLarge(family, parameter.name, reason, ())
+            raise errors.FamilyTooLarge(family, parameter.name, reason, ())
     labels = (names[parameter.name], *(names[name] for name in constants))
     return Axis(parameter.name, tuple(dict(zip(labels, choice, strict=True)) for choice in found))
 
@@ -96,7 +96,7 @@ def combine(family: str, axes: Iterable[Axis], advice: tuple[str, ...]) -> Itera
     if total > MAX_VARIANTS:
         widest = max(axes, key=lambda axis: len(axis.choices))
         reason = f"it comes in {len(widest.choices)} ways and the family in {total}; {MAX_VARIANTS} are the most"
-        raise FamilyTooLarge(family, widest.name, reason, advice)
+        raise errors.FamilyTooLarge(family, widest.name, reason, advice)
     for choices in itertools.product(*(axis.choices for axis in axes)):
         yield {name: value for choice in choices for name, value in choice.items()}
 

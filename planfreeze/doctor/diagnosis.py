@@ -6,10 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.readable import open_readable
 from planfreeze.doctor.knobs import find_differing, find_hindering
 from planfreeze.doctor.machine import Machine, find_machine
-from planfreeze.errors import GuardAsleep, PlanfreezeError, StoreMissing
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard.unseen import UNSEEN, Unseen
 from planfreeze.key import COMPILE_ENVIRONMENT
@@ -128,13 +128,13 @@ def guarded(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """Run a check; one that fails is a finding itself."""
     try:
         return list(check())
-    except PlanfreezeError as error:
+    except errors.PlanfreezeError as error:
         return [problem_of(error)]
     except Exception as error:  # noqa: BLE001 - an odd machine is what a diagnosis is for
         return [Finding(level="problem", what=f"a check could not be made: {type(error).__name__}: {error}")]
 
 
-def problem_of(error: PlanfreezeError) -> Finding:
+def problem_of(error: errors.PlanfreezeError) -> Finding:
     """Return an error as a problem; its message says what to do."""
     return Finding(level="problem", what=str(error), exit_code=error.exit_code)
 
@@ -176,7 +176,7 @@ def check_guard(environ: Mapping[str, str], roads: dict[str, str]) -> Iterator[F
     roads.update(ask_guard(environ))
     asleep = [road for road, state in roads.items() if state == "asleep"]
     if asleep:
-        yield problem_of(GuardAsleep(", ".join(asleep), ""))
+        yield problem_of(errors.GuardAsleep(", ".join(asleep), ""))
 
 
 def check_store(
@@ -191,7 +191,7 @@ def check_store(
     """Check that a store can be read and trusted, and that the kernels here are those of its plans."""
     try:
         store = open_readable(path, is_trusted=is_trusted, trusted_keys=read_settings().trusted_keys)
-    except StoreMissing as error:
+    except errors.StoreMissing as error:
         level: Literal["problem", "note"] = "problem" if is_named or wanted else "note"
         yield Finding(level=level, what=str(error), exit_code=error.exit_code)
         return
@@ -203,7 +203,7 @@ def check_store(
             plan = find_plan(store, PlanReference.parse(reference))
             frozen.append(plan)
             check_kernels(plan)
-        except PlanfreezeError as error:
+        except errors.PlanfreezeError as error:
             yield Finding(level="problem", what=f"{reference}: {error}", exit_code=error.exit_code)
             continue
         for entry in plan.entries:

@@ -10,7 +10,7 @@ Not seen: ``repr()`` and comparison of a PTX object, which load it as well, but 
 from types import ModuleType
 from typing import Any
 
-from planfreeze.errors import UnwatchableRoad
+from planfreeze import errors
 from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, NoAttempt, Release, Report, user_location
 from planfreeze.guard.attributes import set_attribute
 from planfreeze.guard.gates import Gate
@@ -84,7 +84,7 @@ def watch_handle(owner: Any, report: Report) -> Release:
     """Gate the property that loads an object."""
     original = vars(owner).get("handle")
     if not hasattr(original, "__get__"):
-        raise UnwatchableRoad("cuda-core", f"{OBJECTS}:ObjectCode.handle")
+        raise errors.UnwatchableRoad("cuda-core", f"{OBJECTS}:ObjectCode.handle")
     gate = Gate(original.__get__, describe_object, report, is_covering=True)
     entry = property(lambda loaded: gate.enter((loaded,), {}), doc=original.__doc__)
     set_attribute(owner, "handle", entry)

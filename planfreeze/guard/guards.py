@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import get_args
 
-from planfreeze.errors import CompilationForbidden, UnknownMode, UnknownRoad
+from planfreeze import errors
 from planfreeze.guard.attempts import Attempt, Mode
 from planfreeze.guard.watch import road_names, watch
 
@@ -51,10 +51,10 @@ class Guard:
         self, *, mode: Mode = "raise", explain: Explain | None = None, allowed: frozenset[str] = frozenset()
     ) -> None:
         if mode not in get_args(Mode):
-            raise UnknownMode(mode, get_args(Mode))
+            raise errors.UnknownMode(mode, get_args(Mode))
         known = road_names()
         for name in sorted(allowed - set(known)):
-            raise UnknownRoad(name, known)
+            raise errors.UnknownRoad(name, known)
         self.mode: Mode = mode
         self.explain = explain
         self.allowed = allowed
@@ -113,7 +113,7 @@ class Guard:
         """
         if self.mode == "count":
             return
-        refusal = CompilationForbidden(attempt, self.explain(attempt) if self.explain else "")
+        refusal = errors.CompilationForbidden(attempt, self.explain(attempt) if self.explain else "")
         if self.mode == "raise":
             raise refusal
         filename, _, line = attempt.location.rpartition(":")

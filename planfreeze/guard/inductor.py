@@ -13,7 +13,7 @@ import inspect
 from types import FunctionType, ModuleType
 from typing import Any
 
-from planfreeze.errors import UnwatchableRoad
+from planfreeze import errors
 from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, Describe, NoAttempt, Release, Report, user_location
 from planfreeze.guard.gates import install_gate
 from planfreeze.guard.roads import Door, Road, release_all, watch_doors
@@ -84,7 +84,7 @@ def watch_kernels(module: ModuleType, report: Report) -> Release:
     }
     found = {name: names for name, names in methods.items() if {"source_code", "source"}.intersection(names)}
     if not {"triton", "cpp_pybinding"} <= found.keys():
-        raise UnwatchableRoad("inductor", f"{KERNELS}:AsyncCompile")
+        raise errors.UnwatchableRoad("inductor", f"{KERNELS}:AsyncCompile")
     releases = [install_gate(owner, name, describe_kernel(name, names), report) for name, names in found.items()]
     return lambda: release_all(releases)
 

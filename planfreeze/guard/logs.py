@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from planfreeze.errors import GuardLogFailed
+from planfreeze import errors
 from planfreeze.guard.attempts import PARTICIPLES, Attempt
 from planfreeze.shared_logs import append_lines, read_lines
 
@@ -46,7 +46,7 @@ def append(path: Path, lines: bytes, attempt: str) -> None:
     try:
         append_lines(path, lines)
     except OSError as error:
-        raise GuardLogFailed(str(path), attempt, str(error)) from error
+        raise errors.GuardLogFailed(str(path), attempt, str(error)) from error
 
 
 def pass_on(path: Path, outer: Path | None) -> None:

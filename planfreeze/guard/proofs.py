@@ -4,7 +4,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Literal
 
-from planfreeze.errors import UnknownRoad
+from planfreeze import errors
 from planfreeze.guard.roads import Road
 from planfreeze.guard.watch import ROADS, ProbeStopped, probing, watch
 
@@ -31,7 +31,7 @@ def prove(name: str) -> Proof:
     """
     road = next((road for road in ROADS if road.name == name), None)
     if road is None:
-        raise UnknownRoad(name, tuple(road.name for road in ROADS))
+        raise errors.UnknownRoad(name, tuple(road.name for road in ROADS))
     if not is_importable(road):
         return "not installed"
     return bool(watch.armed) and all(is_stopped(road, index) for index in range(len(road.attempts)))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
-from planfreeze.errors import UnwatchableRoad
+from planfreeze import errors
 from planfreeze.guard.attempts import Describe, Release, Report
 from planfreeze.guard.gates import install_gate
 
@@ -79,7 +79,7 @@ def watch_doors(name: str, doors: tuple[Door, ...]) -> Callable[[ModuleType, Rep
                 releases.append(install_gate(place, attribute, door.describe, report, is_covering=door.is_covering))
             except AttributeError as error:
                 release_all(releases)
-                raise UnwatchableRoad(name, f"{door.module}:{door.path}") from error
+                raise errors.UnwatchableRoad(name, f"{door.module}:{door.path}") from error
         return lambda: release_all(releases)
 
     return install

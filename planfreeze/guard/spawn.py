@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from planfreeze.errors import UnwatchableRoad
+from planfreeze import errors
 from planfreeze.guard.attempts import NO_ATTEMPT, Attempt, NoAttempt, Release, Report, user_location
 from planfreeze.guard.commands import Command, find_compiler
 from planfreeze.guard.gates import state
@@ -136,7 +136,7 @@ class Listeners:
         sys.addaudithook(hear)
         sys.audit(TEST_EVENT)
         if not heard:
-            raise UnwatchableRoad("spawn", "sys.addaudithook")
+            raise errors.UnwatchableRoad("spawn", "sys.addaudithook")
         self.has_hook = True
 
 

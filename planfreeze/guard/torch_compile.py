@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
-from planfreeze.errors import UnwatchableRoad
+from planfreeze import errors
 from planfreeze.guard.attempts import (
     NO_ATTEMPT,
     Attempt,
@@ -108,7 +108,7 @@ def watch_tracer(module: ModuleType, report: Report) -> Release:
     """Gate the function in which TorchDynamo decides to trace."""
     function = vars(module).get("_compile")
     if not inspect.isfunction(function):
-        raise UnwatchableRoad("torch-compile", f"{TRACER}:_compile")
+        raise errors.UnwatchableRoad("torch-compile", f"{TRACER}:_compile")
     return install_gate(module, "_compile", describe_tracing(tuple(inspect.signature(function).parameters)), report)
 
 
@@ -116,7 +116,7 @@ def watch_stances(module: ModuleType, report: Report) -> Release:
     """Hear of calls that torch refuses itself because the program's stance is ``fail_on_recompile``."""
     original = vars(module).get("_callback_from_stance")
     if original is None:
-        raise UnwatchableRoad("torch-compile", f"{STANCES}:_callback_from_stance")
+        raise errors.UnwatchableRoad("torch-compile", f"{STANCES}:_callback_from_stance")
     is_live = True
 
     def choose(callback: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from planfreeze import errors
 from planfreeze.entry_points import MODELS, find_entry_point, list_entry_points
-from planfreeze.errors import BrokenEntryPoint, MalformedModelFile, UnknownModel
 from planfreeze.models.huggingface import read_huggingface
 from planfreeze.models.model import Model, check_model, model_name
 from planfreeze.spellings import nearest_spelling
@@ -76,11 +76,11 @@ def load_offered(name: str, value: str) -> Model:
         found = getattr(import_module(module), attribute)
         found = found() if callable(found) else found
     except Exception as error:  # the package that declares it may raise anything
-        raise BrokenEntryPoint(MODELS, name, value, repr(error)) from error
+        raise errors.BrokenEntryPoint(MODELS, name, value, repr(error)) from error
     if isinstance(found, (str, Path)):
         return replace(read_model(str(found)), name=name)
     if not isinstance(found, Model):
-        raise BrokenEntryPoint(MODELS, name, value, f"it gives a {type(found).__name__}, not a model")
+        raise errors.BrokenEntryPoint(MODELS, name, value, f"it gives a {type(found).__name__}, not a model")
     return found
 
 
@@ -94,13 +94,13 @@ def read_model(source: str) -> Model:
         is_file = False
     if not is_file:
         names = model_names()
-        raise UnknownModel(source, names, nearest_spelling(source, names))
+        raise errors.UnknownModel(source, names, nearest_spelling(source, names))
     if path.suffix == ".toml":
         return check_model(parse_file(path, "TOML", tomllib.loads), path=str(path), name=model_name(path.stem))
     if path.suffix == ".json":
         fields = read_huggingface(parse_file(path, "JSON", json.loads), path=str(path))
         return check_model(fields, path=str(path), name=configuration_name(path))
-    raise MalformedModelFile(str(path), "TOML or JSON", f"its name ends in {path.suffix or 'no suffix'}")
+    raise errors.MalformedModelFile(str(path), "TOML or JSON", f"its name ends in {path.suffix or 'no suffix'}")
 
 
 def parse_file(path: Path, language: str, parse: Callable[[str], object]) -> Mapping[str, Any]:
@@ -108,9 +108,9 @@ def parse_file(path: Path, language: str, parse: Callable[[str], object]) -> Map
     try:
         parsed = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise MalformedModelFile(str(path), language, str(error)) from error
+        raise errors.MalformedModelFile(str(path), language, str(error)) from error
     if not isinstance(parsed, dict):
-        raise MalformedModelFile(str(path), language, f"it holds a {type(parsed).__name__}, not an object")
+        raise errors.MalformedModelFile(str(path), language, f"it holds a {type(parsed).__name__}, not an object")
     return parsed
 
 

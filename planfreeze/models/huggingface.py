@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from planfreeze.errors import InvalidModelField, MissingModelField, NotMixtureOfExperts, UnsupportedActivation
+from planfreeze import errors
 from planfreeze.models.model import COUNT, is_count
 
 __all__ = ["read_huggingface"]
@@ -42,7 +42,7 @@ def read_huggingface(config: Mapping[str, Any], *, path: str) -> dict[str, Any]:
     stated = drop_nulls(config) | (drop_nulls(nested) if isinstance(nested, dict) else {})
     # Some dense models count one expert, or none.
     if all(stated.get(key, 0) in (0, 1) for key in EXPERTS):
-        raise NotMixtureOfExperts(path, EXPERTS)
+        raise errors.NotMixtureOfExperts(path, EXPERTS)
     is_width_plain = "num_local_experts" in stated and "moe_intermediate_size" not in stated
     widths = ("intermediate_size",) if is_width_plain else ("moe_intermediate_size",)
     fields: dict[str, Any] = {
@@ -66,13 +66,13 @@ def read_size(stated: Mapping[str, Any], keys: tuple[str, ...], path: str) -> in
     """Return the size the keys agree on."""
     found = {key: stated[key] for key in keys if key in stated}
     if not found:
-        raise MissingModelField(path, keys)
+        raise errors.MissingModelField(path, keys)
     first = next(iter(found))
     for key, value in found.items():
         if not is_count(value):
-            raise InvalidModelField(path, key, value, COUNT)
+            raise errors.InvalidModelField(path, key, value, COUNT)
         if value != found[first]:
-            raise InvalidModelField(path, key, value, f"the {found[first]} that {first} states")
+            raise errors.InvalidModelField(path, key, value, f"the {found[first]} that {first} states")
     return int(found[first])
 
 
@@ -80,14 +80,16 @@ def read_activation(stated: Mapping[str, Any], model_types: tuple[object, ...], 
     """Return the activation's name; refuse gated SiLU with more than a clamp."""
     # gpt-oss states the clamp alone; its alpha of 1.702 and the added 1 are constants of the model's code.
     if "gpt_oss" in model_types:
-        raise UnsupportedActivation(path, "the clamped SwiGLU with alpha (SwiGLU-OAI)", "model_type gpt_oss implies it")
+        raise errors.UnsupportedActivation(
+            path, "the clamped SwiGLU with alpha (SwiGLU-OAI)", "model_type gpt_oss implies it"
+        )
     for key in stated:
         if key.startswith("swiglu_") and key != "swiglu_limit":
-            raise UnsupportedActivation(
+            raise errors.UnsupportedActivation(
                 path, "a SwiGLU with more than a clamp (SwiGLU-OAI)", f"its configuration states {key}"
             )
     activation = stated.get("hidden_act")
     if activation is None:
-        raise MissingModelField(path, ("hidden_act",))
+        raise errors.MissingModelField(path, ("hidden_act",))
     # "swish" is the older name of SiLU in these files.
     return "silu" if activation == "swish" else activation

@@ -7,13 +7,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.budgets import BUDGETS, Budget, is_budget_table, read_budgets
-from planfreeze.errors import (
-    InvalidModelField,
-    MissingModelField,
-    UnknownModelField,
-    UnsupportedActivation,
-)
 from planfreeze.spellings import nearest_spelling
 from planfreeze.target import target
 
@@ -140,9 +135,9 @@ def check_model(fields: Mapping[str, Any], *, path: str, name: str) -> Model:
     """
     check_fields(fields, path)
     if fields["top_k"] > fields["experts"]:
-        raise InvalidModelField(path, "top_k", fields["top_k"], f"at most its {fields['experts']} experts")
+        raise errors.InvalidModelField(path, "top_k", fields["top_k"], f"at most its {fields['experts']} experts")
     if fields.get("activation", "silu") != "silu":
-        raise UnsupportedActivation(path, fields["activation"], "it is not gated SiLU")
+        raise errors.UnsupportedActivation(path, fields["activation"], "it is not gated SiLU")
     if "default_arch" in fields:
         target(fields["default_arch"])
     freeze: Mapping[str, Callable[[Any], object]] = {
@@ -162,14 +157,14 @@ def check_fields(fields: Mapping[str, Any], path: str) -> None:
     for field in fields:
         if field not in FIELDS:
             near = nearest_spelling(field, FIELDS)
-            raise UnknownModelField(path, field, tuple(FIELDS), near)
+            raise errors.UnknownModelField(path, field, tuple(FIELDS), near)
     for field in REQUIRED:
         if field not in fields:
-            raise MissingModelField(path, (field,))
+            raise errors.MissingModelField(path, (field,))
     for field, value in fields.items():
         expected, accepts = FIELDS[field]
         if not accepts(value):
-            raise InvalidModelField(path, field, value, expected)
+            raise errors.InvalidModelField(path, field, value, expected)
 
 
 def model_name(stem: str) -> str:

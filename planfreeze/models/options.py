@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from planfreeze.errors import InvalidCapacity, InvalidInlineLimit, UnknownArm, UnknownIdType
+from planfreeze import errors
 from planfreeze.models.model import ID_TYPES, MAX_COUNT, IdType, Model
 from planfreeze.spellings import nearest_spelling
 
@@ -59,7 +59,7 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.inline_limit is not None and (type(self.inline_limit) is not int or self.inline_limit < 0):
-            raise InvalidInlineLimit(self.inline_limit)
+            raise errors.InvalidInlineLimit(self.inline_limit)
         if self.capacities is not None:
             force_setattr(self, "capacities", merge_capacities(self.capacities))
         if self.arms is not None:
@@ -129,7 +129,7 @@ def split(text: str) -> list[str]:
 def parse_capacity(text: str) -> int:
     # int() also takes "1_000", "+8" and digits of other scripts. Ten digits hold MAX_COUNT.
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise InvalidCapacity(text)
+        raise errors.InvalidCapacity(text)
     return int(text)
 
 
@@ -137,10 +137,10 @@ def merge_capacities(capacities: Iterable[object]) -> tuple[int, ...]:
     checked: set[int] = set()
     for capacity in capacities:
         if type(capacity) is not int or not 1 <= capacity <= MAX_COUNT:
-            raise InvalidCapacity(capacity)
+            raise errors.InvalidCapacity(capacity)
         checked.add(capacity)
     if not checked:
-        raise InvalidCapacity("")
+        raise errors.InvalidCapacity("")
     return tuple(sorted(checked))
 
 
@@ -148,7 +148,7 @@ def merge_arms(arms: Iterable[str]) -> tuple[Arm, ...]:
     named = tuple(arms)
     for arm in named or ("",):
         if arm not in ARMS:
-            raise UnknownArm(arm, (*ARMS, "all"), nearest_spelling(arm, ARMS))
+            raise errors.UnknownArm(arm, (*ARMS, "all"), nearest_spelling(arm, ARMS))
     return tuple(arm for arm in ARMS if arm in named)
 
 
@@ -156,5 +156,5 @@ def merge_id_types(id_types: Iterable[str]) -> tuple[IdType, ...]:
     named = tuple(id_types)
     for id_type in named or ("",):
         if id_type not in ID_TYPES:
-            raise UnknownIdType(id_type, ID_TYPES, nearest_spelling(id_type, ID_TYPES))
+            raise errors.UnknownIdType(id_type, ID_TYPES, nearest_spelling(id_type, ID_TYPES))
     return tuple(id_type for id_type in ID_TYPES if id_type in named)

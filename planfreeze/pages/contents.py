@@ -5,11 +5,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from planfreeze import errors
 from planfreeze.cache.readable import ReadableStore
 from planfreeze.constants import spell_field
 from planfreeze.decoding import decode_msgpack
 from planfreeze.differences import compare_plan
-from planfreeze.errors import RecordedElsewhere
 from planfreeze.facts import ProgramFacts, planned_facts
 from planfreeze.family import load_family
 from planfreeze.frozen_plans import FrozenPlan
@@ -62,7 +62,7 @@ def gather_report(
             planned_by.setdefault(program.key, []).append(plan)
     compared = [plan for plan in plans if recording is not None and plan.arch in recording.archs]
     if recording is not None and not compared:
-        raise RecordedElsewhere(recorded_in, recording.archs, tuple(dict.fromkeys(plan.arch for plan in plans)))
+        raise errors.RecordedElsewhere(recorded_in, recording.archs, tuple(dict.fromkeys(plan.arch for plan in plans)))
     launches, archs = count_launches(recording), {plan.arch for plan in compared}
     programs = []
     for key, program in facts.items():

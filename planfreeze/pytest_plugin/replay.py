@@ -9,8 +9,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from planfreeze import errors
 from planfreeze.cache.readable import open_readable
-from planfreeze.errors import PlanfreezeError
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.guard import Attempt, installed_roads, prove
 from planfreeze.keepers import keep_sessions
@@ -117,7 +117,7 @@ class ReplayRun:
             )
             found = [find_plan(opened, PlanReference.parse(name)) for name in dict.fromkeys(plans)]
             self.replayed = tuple(Replayed(plan=plan, programs=planned_programs(plan)) for plan in found)
-        except PlanfreezeError as error:
+        except errors.PlanfreezeError as error:
             raise pytest.UsageError(f"--planfreeze-replay: {error}") from error
         if not self.is_worker:
             self.prove_children()
@@ -126,7 +126,7 @@ class ReplayRun:
         """Prove the guard in a process started as the run's own children are; a sleeping one fails the run."""
         try:
             self.guard = prove_start(make_environment("raise", None))
-        except PlanfreezeError as error:
+        except errors.PlanfreezeError as error:
             self.failures.append(str(error))
 
     def explain(self, attempt: Attempt) -> str:

@@ -1,6 +1,6 @@
 """Families of recorded programs: what a run was seen to compile, as payloads. Their compilers' runtimes launch them."""
 
-from planfreeze.errors import ServedElsewhere
+from planfreeze import errors
 from planfreeze.family import Grid, Scalars
 
 __all__ = ["no_grid"]
@@ -14,4 +14,4 @@ def no_grid(scalars: Scalars, resident_blocks: int) -> Grid:
     ServedElsewhere
         Always: the arguments of a recorded program are known to its compiler's runtime alone.
     """
-    raise ServedElsewhere
+    raise errors.ServedElsewhere

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from planfreeze.errors import UnnameableConstant
+from planfreeze import errors
 from planfreeze.payload import Field
 from planfreeze.recorded.spelling import spell_value
 from planfreeze.recorded.values import freeze_value, is_numeric, thaw_value
@@ -54,7 +54,7 @@ def describe_argument(name: str, index: int, value: Any, annotation: Any) -> Fie
     if import_module("cutlass.cutlass_dsl.cutlass").is_cute_algebra_type(annotation):
         # Tracing bakes plain numbers in; a compiled function does not take the others by one convention.
         if not is_static(value):
-            raise UnnameableConstant(name, type(value).__name__, "it is a coordinate with values of the run")
+            raise errors.UnnameableConstant(name, type(value).__name__, "it is a coordinate with values of the run")
         return (CONSTANT, freeze_value(name, value))
     return describe_value(name, value)
 
@@ -71,7 +71,7 @@ def describe_value(name: str, value: Any) -> Field:
         return (TUPLE if kind is tuple else LIST, *items)
     if kind.__name__ in STREAM_TYPES:
         if getattr(value, "use_tvm_ffi_env_stream", False):
-            raise UnnameableConstant(name, kind.__name__, "it is the environment stream of TVM-FFI")
+            raise errors.UnnameableConstant(name, kind.__name__, "it is the environment stream of TVM-FFI")
         return (STREAM,)
     runtime = import_module("cutlass.cute.runtime")
     if kind is runtime._Pointer:
@@ -85,7 +85,7 @@ def describe_value(name: str, value: Any) -> Field:
         adapter = adapters.get_registered_adapter(value)
     if adapter is runtime.TensorAdapter:
         return describe_tensor(name, adapter(value)._arg)
-    raise UnnameableConstant(name, f"{kind.__module__}.{kind.__qualname__}", "its type has no description")
+    raise errors.UnnameableConstant(name, f"{kind.__module__}.{kind.__qualname__}", "its type has no description")
 
 
 def describe_fake_tensor(tensor: Any) -> Field:
@@ -97,13 +97,13 @@ def describe_tensor(name: str, tensor: Any) -> Field:
     element, alignment, placed = tensor.__cache_key__
     space, _, layout = placed.partition(" o ")
     if tensor.element_type is not element:
-        raise UnnameableConstant(name, str(tensor.element_type), "its element type was set over another one")
+        raise errors.UnnameableConstant(name, str(tensor.element_type), "its element type was set over another one")
     shape, _, stride = layout.partition(":")
     axes = []
     for axis in (shape, stride):
         texts = axis.removeprefix("(").removesuffix(")").split(",")
         if not all(LAYOUT_ENTRY.fullmatch(text) for text in texts):
-            raise UnnameableConstant(name, layout, "its layout is nested")
+            raise errors.UnnameableConstant(name, layout, "its layout is nested")
         axes.append(tuple(int(text) if text.isdigit() else text for text in texts))
     return tensor_field(element, space, alignment, *axes)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.constants import find_object
-from planfreeze.errors import UnnameableConstant, Unrecordable
 from planfreeze.payload import Field
 from planfreeze.recorded.cute_arguments import describe_argument, is_constant, make_argument, traced_types
 from planfreeze.recorded.cute_function import CuteFunctionPayload
@@ -102,12 +102,12 @@ def bind_call(body: Any, arguments: tuple[Any, ...], options: Mapping[str, Any])
     named = {name: value for name, value in options.items() if name not in ("compile_only", "no_cache")}
     for name in STEERING:
         if named.pop(name, None):
-            raise Unrecordable(name_of(body), f"it is compiled with {name}=...")
+            raise errors.Unrecordable(name_of(body), f"it is compiled with {name}=...")
     signature = signature_of(body)
     try:
         bound = signature.bind(*arguments, **named)
     except TypeError as error:
-        raise Unrecordable(name_of(body), str(error)) from error
+        raise errors.Unrecordable(name_of(body), str(error)) from error
     bound.apply_defaults()
     parameters = signature.parameters
     marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -148,7 +148,7 @@ def describe_call(call: BoundCall, compile_options: Any) -> CuteFunctionPayload:
     """
     dsl = call.body._dsl_object
     if type(dsl).__name__ != "CuTeDSL":
-        raise Unrecordable(name_of(call.body), f"it is compiled by {type(dsl).__name__}")
+        raise errors.Unrecordable(name_of(call.body), f"it is compiled by {type(dsl).__name__}")
     try:
         function = freeze_function("function", call.body)
         assert isinstance(function, tuple)
@@ -161,12 +161,12 @@ def describe_call(call: BoundCall, compile_options: Any) -> CuteFunctionPayload:
             ),
             options=describe_options(compile_options, dsl.envar),
         )
-    except UnnameableConstant as error:
-        raise Unrecordable(name_of(call.body), f"{error.name} = {error.value}: {error.reason}") from error
-    except Unrecordable:
+    except errors.UnnameableConstant as error:
+        raise errors.Unrecordable(name_of(call.body), f"{error.name} = {error.value}: {error.reason}") from error
+    except errors.Unrecordable:
         raise
     except Exception as error:  # a stranger's object may raise anything when it is looked at
-        raise Unrecordable(name_of(call.body), f"looking at its arguments raised {error!r}") from error
+        raise errors.Unrecordable(name_of(call.body), f"looking at its arguments raised {error!r}") from error
 
 
 def describe_parameter(name: str, index: int, value: Any, annotation: Any) -> Field:
@@ -191,7 +191,9 @@ def check_call(call: BoundCall, payload: CuteFunctionPayload) -> None:
             continue
         made, real = traced_types(make_argument(field)), traced_types(value)
         if made != real:
-            raise Unrecordable(payload.function, f"{name} is {real} to the DSL, and {made} when made from {field}")
+            raise errors.Unrecordable(
+                payload.function, f"{name} is {real} to the DSL, and {made} when made from {field}"
+            )
 
 
 def describe_options(compile_options: Any, environment: Any) -> tuple[Field, ...]:
@@ -217,14 +219,16 @@ def effective_options(
         effective.options[kind].value = value
     effective.apply_envar_settings(settings, "")
     if debugged | effective._debug_selectors:
-        raise UnnameableConstant("option debug", ", ".join(debugged | effective._debug_selectors), "it checks launches")
+        raise errors.UnnameableConstant(
+            "option debug", ", ".join(debugged | effective._debug_selectors), "it checks launches"
+        )
     described = []
     for kind, option in effective.options.items():
         name, value = kind.__name__, option.value
         if value == kind._default or name in SILENT_OPTIONS or (name == "GPUArch" and value == settings.arch):
             continue
         if name in REFUSED_OPTIONS:
-            raise UnnameableConstant(f"option {name}", str(value), REFUSED_OPTIONS[name])
+            raise errors.UnnameableConstant(f"option {name}", str(value), REFUSED_OPTIONS[name])
         described.append((name, freeze_value(f"option {name}", value)))
     return tuple(sorted(described))
 
@@ -265,7 +269,9 @@ def make_options(payload: CuteFunctionPayload) -> tuple[Any, ...]:
     made = []
     for name, value in pairs(payload.options):
         if name not in kinds or name in REFUSED_OPTIONS or name in SILENT_OPTIONS:
-            raise UnnameableConstant(f"option {name}", str(value), REFUSED_OPTIONS.get(name, "no recording holds it"))
+            raise errors.UnnameableConstant(
+                f"option {name}", str(value), REFUSED_OPTIONS.get(name, "no recording holds it")
+            )
         made.append(kinds[name](thaw_value(value)))
     return tuple(made)
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from types import CellType, CodeType, FunctionType, ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+from planfreeze import errors
 from planfreeze.constants import (
     OBJECT,
     check_unmarked,
@@ -19,7 +20,6 @@ from planfreeze.constants import (
     place_object,
     thaw_constant,
 )
-from planfreeze.errors import UnnameableConstant
 from planfreeze.payload import Field
 from planfreeze.recorded.instances import instance_attributes, is_plain_instance
 
@@ -66,7 +66,7 @@ def freeze_value(name: str, value: Any, above: tuple[int, ...] = ()) -> Field:
         It is something else: nothing says what it would be in another process.
     """
     if id(value) in above:
-        raise UnnameableConstant(name, type(value).__name__, "it holds itself")
+        raise errors.UnnameableConstant(name, type(value).__name__, "it holds itself")
     inner = (*above, id(value))
     kind = type(value)
     if kind in (tuple, list, dict) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
@@ -123,7 +123,7 @@ def thaw_named_tuple(reference: str, *items: Field) -> Any:
     """Make a named tuple of its class; nothing of the class runs."""
     kind = find_object(reference)
     if not isinstance(kind, type) or not issubclass(kind, tuple):
-        raise UnnameableConstant(reference, reference, "it is no class of tuples")
+        raise errors.UnnameableConstant(reference, reference, "it is no class of tuples")
     return tuple.__new__(kind, map(thaw_value, items))
 
 
@@ -131,7 +131,7 @@ def thaw_number(reference: str, number: Field) -> Any:
     """Make a scalar of the DSL; a recording that was changed must not call anything else."""
     kind = find_object(reference)
     if not isinstance(kind, type) or not is_numeric(kind):
-        raise UnnameableConstant(reference, reference, "it is no scalar type of the DSL")
+        raise errors.UnnameableConstant(reference, reference, "it is no scalar type of the DSL")
     return kind(thaw_constant(number))
 
 
@@ -159,15 +159,15 @@ def freeze_function(name: str, function: Any, above: tuple[int, ...] = ()) -> Fi
     body = unwrap(function)
     module = sys.modules.get(getattr(body, "__module__", None) or "")
     if module is None:
-        raise UnnameableConstant(name, repr(function), "it is in no module that is loaded")
+        raise errors.UnnameableConstant(name, repr(function), "it is in no module that is loaded")
     reference = place_object(name, module, body.__qualname__)
     if unwrap(follow(module, body.__qualname__)) is body:
         return (OBJECT, reference)
     if "<locals>" not in body.__qualname__ or "<lambda>" in body.__qualname__:
-        raise UnnameableConstant(name, reference, f"{module.__name__} has something else under this name")
+        raise errors.UnnameableConstant(name, reference, f"{module.__name__} has something else under this name")
     code = getattr(body, "_original_code", body.__code__)
     if find_code(name, module, body.__qualname__) != code:
-        raise UnnameableConstant(name, reference, "its text is not the one in its module")
+        raise errors.UnnameableConstant(name, reference, "its text is not the one in its module")
     cells = tuple(zip(code.co_freevars, body.__closure__ or (), strict=True))
     captured = tuple((cell, freeze_cell(f"captured {cell}", held, above)) for cell, held in cells)
     annotations = tuple(
@@ -182,14 +182,14 @@ def freeze_cell(name: str, cell: CellType, above: tuple[int, ...]) -> Field:
     try:
         return freeze_value(name, cell.cell_contents, above)
     except ValueError as error:
-        raise UnnameableConstant(name, "nothing", "it is captured before it is set") from error
+        raise errors.UnnameableConstant(name, "nothing", "it is captured before it is set") from error
 
 
 def freeze_decorator(name: str, body: Any) -> Field:
     """Return how the CuTe DSL decorates a function: jit, kernel or not at all, and whether it rewrites its text."""
     kind = getattr(body, "_decorator_kind", "")
     if getattr(body, "_cute_dsl_name_options", None) is not None:
-        raise UnnameableConstant(name, body.__qualname__, "its generated name is set by set_name_prefix")
+        raise errors.UnnameableConstant(name, body.__qualname__, "its generated name is set by set_name_prefix")
     return (kind, bool(getattr(body, "_preprocess_enabled", True)))
 
 
@@ -215,7 +215,7 @@ def thaw_closure(
     if not kind:
         return made
     if kind not in DECORATORS:
-        raise UnnameableConstant(reference, kind, "it is no decorator of the DSL for functions")
+        raise errors.UnnameableConstant(reference, kind, "it is no decorator of the DSL for functions")
     decorate = getattr(import_module("cutlass.cute"), kind)
     return decorate(made) if is_preprocessed else decorate(preprocess=False)(made)
 
@@ -231,10 +231,10 @@ def find_code(name: str, module: ModuleType, qualname: str) -> CodeType:
     try:
         text = inspect.getsource(module)
     except (OSError, TypeError) as error:
-        raise UnnameableConstant(name, qualname, f"{module.__name__} has no text") from error
+        raise errors.UnnameableConstant(name, qualname, f"{module.__name__} has no text") from error
     found = codes_by_name(text, str(module.__file__)).get(qualname, [])
     if len(found) != 1:
-        raise UnnameableConstant(name, qualname, f"{module.__name__} has {len(found)} functions of this name")
+        raise errors.UnnameableConstant(name, qualname, f"{module.__name__} has {len(found)} functions of this name")
     return found[0]
 
 

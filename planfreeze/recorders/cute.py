@@ -11,16 +11,9 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from planfreeze import errors
 from planfreeze.compilers.assignments import keyed_text
 from planfreeze.compilers.watching import WatchedCaptures
-from planfreeze.errors import (
-    PlanfreezeError,
-    SourceChanged,
-    SourceUnreadable,
-    UnkeyedCapture,
-    UnparsableSource,
-    Unrecordable,
-)
 from planfreeze.hooks import hook_method
 from planfreeze.payload import Payload
 from planfreeze.recorded.cute_calls import (
@@ -50,7 +43,7 @@ class Asked:
 
     __slots__ = ("identity", "payload", "refusal")
 
-    def __init__(self, payload: CuteFunctionPayload | None, refusal: PlanfreezeError | None) -> None:
+    def __init__(self, payload: CuteFunctionPayload | None, refusal: errors.PlanfreezeError | None) -> None:
         self.payload, self.refusal = payload, refusal
         self.identity = str(refusal) if payload is None else payload.digest
 
@@ -120,7 +113,7 @@ def describe(dsl: Any, body: Any, arguments: tuple[Any, ...], options: dict[str,
         payload = describe_call(call, dsl.compile_options)
         check_call(call, payload)
         check_globals(call, payload)
-    except Unrecordable as error:
+    except errors.Unrecordable as error:
         return Asked(None, error)
     return Asked(payload, None)
 
@@ -140,9 +133,9 @@ def check_globals(call: BoundCall, payload: CuteFunctionPayload) -> None:
             functions_of(call),
             lambda: keyed_text(read_sources(function_modules(payload))),
         )
-    except UnkeyedCapture as error:
-        raise Unrecordable(payload.function, f"it uses {error.name}: {error.reason}") from error
-    except (SourceUnreadable, UnparsableSource, SourceChanged):
+    except errors.UnkeyedCapture as error:
+        raise errors.Unrecordable(payload.function, f"it uses {error.name}: {error.reason}") from error
+    except (errors.SourceUnreadable, errors.UnparsableSource, errors.SourceChanged):
         return  # the build refuses it by its module
 
 
@@ -176,7 +169,7 @@ def admit(asked: Asked, tally: Tally) -> Payload:
 
     arch = CuTeDSL._get_dsl().envar.arch
     if arch not in ARCHS:
-        raise Unrecordable(asked.payload.function, f"it runs on {arch}, which planfreeze does not compile for")
+        raise errors.Unrecordable(asked.payload.function, f"it runs on {arch}, which planfreeze does not compile for")
     tally.note("arch", arch)
     tally.note("version", ["nvidia-cutlass-dsl", cutlass.__version__])
     for module in function_modules(asked.payload):
@@ -184,7 +177,7 @@ def admit(asked: Asked, tally: Tally) -> Payload:
     return asked.payload
 
 
-def reason_of(refusal: PlanfreezeError | None) -> str:
+def reason_of(refusal: errors.PlanfreezeError | None) -> str:
     return str(getattr(refusal, "reason", refusal)) if refusal is not None else ""
 
 

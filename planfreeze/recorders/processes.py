@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from planfreeze.errors import RecordingUnwritable
+from planfreeze import errors
 from planfreeze.guard.imports import ImportWatcher, is_importing
 from planfreeze.recorders.cute import recorder as cute_recorder
 from planfreeze.recorders.tally import Recorder, Release, Tally
@@ -72,7 +72,7 @@ def process_tally(folder: Path) -> Tally:
             with path.open("a") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise RecordingUnwritable(str(path), str(error)) from error
+            raise errors.RecordingUnwritable(str(path), str(error)) from error
 
     tally = Tally(write)
     os.register_at_fork(after_in_child=tally.forget)

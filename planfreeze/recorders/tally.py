@@ -14,9 +14,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.choices import Choice
 from planfreeze.constants import module_name
-from planfreeze.errors import PlanfreezeError
 from planfreeze.family import family_of
 from planfreeze.payload import Payload
 from planfreeze.recordings import choice_json
@@ -125,7 +125,7 @@ class Tally:
             payload = describe(launched, self)
         except Exception as error:  # noqa: BLE001 - a stranger's object; the run goes on, the recording says so
             kernel = getattr(error, "kernel", None) or getattr(launched, "name", None) or type(launched).__name__
-            reason = getattr(error, "reason", None) if isinstance(error, PlanfreezeError) else None
+            reason = getattr(error, "reason", None) if isinstance(error, errors.PlanfreezeError) else None
             self.refuse(str(kernel), str(reason or f"{type(error).__name__}: {error}"))
         else:
             self.programs[identity] = {"family": family_of(payload).reference, "payload": payload.to_fields()}

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from planfreeze import errors
 from planfreeze.constants import constant_modules, freeze_constant, module_name, unwrap_kernel
-from planfreeze.errors import SourceUnreadable, UnnameableConstant, Unrecordable
 from planfreeze.hooks import hook_method
 from planfreeze.payload import Field, Payload, freeze_lists
 from planfreeze.recorded.triton_kernel import FILE_OPTIONS, TritonKernelPayload
@@ -118,7 +118,7 @@ def note_choice(tuner: Any, key: Any, config: Any, tally: Tally) -> None:
         return
     try:
         tally.choose(freeze_choice(tuner, key, config))
-    except UnnameableConstant as error:
+    except errors.UnnameableConstant as error:
         tally.refuse(tuner_name(tuner), f"its autotuner chooses by {error.name} = {error.value}: {error.reason}")
 
 
@@ -133,18 +133,20 @@ def describe_kernel(kernel: Any, tally: Tally) -> Payload:
     source = kernel.src
     function = getattr(source, "fn", None)
     if function is None:
-        raise Unrecordable(kernel.name, "it was compiled from IR, not from a kernel")
+        raise errors.Unrecordable(kernel.name, "it was compiled from IR, not from a kernel")
     name = name_kernel(function)
     target = kernel.metadata.target
     arch = next((arch for arch, known in ARCHS.items() if known.sm == target.arch), None)
     if target.backend != "cuda" or arch is None:
-        raise Unrecordable(name, f"it runs on {target.backend}:{target.arch}, which planfreeze does not compile for")
+        raise errors.Unrecordable(
+            name, f"it runs on {target.backend}:{target.arch}, which planfreeze does not compile for"
+        )
     try:
         constants = tuple(
             (path, freeze_constant(spell_path(function, path), value)) for path, value in source.constants.items()
         )
-    except UnnameableConstant as error:
-        raise Unrecordable(name, f"its constant {error.name} is {error.value}: {error.reason}") from error
+    except errors.UnnameableConstant as error:
+        raise errors.Unrecordable(name, f"its constant {error.name} is {error.value}: {error.reason}") from error
     payload = TritonKernelPayload(
         kernel=name,
         signature=tuple((parameter, freeze_type(name, kind)) for parameter, kind in source.signature.items()),
@@ -170,11 +172,11 @@ def name_kernel(function: Any) -> str:
     stated = f"{function.fn.__module__}:{function.fn.__qualname__}"
     module = sys.modules.get(function.fn.__module__)
     if module is None or getattr(module, "__file__", None) is None:
-        raise Unrecordable(stated, f"there is no file of a module {function.fn.__module__}")
+        raise errors.Unrecordable(stated, f"there is no file of a module {function.fn.__module__}")
     names = (function.fn.__qualname__, *vars(module))
     found = next((name for name in names if unwrap_kernel(module, name) is function), None)
     if found is None:
-        raise Unrecordable(stated, f"{module.__name__} has no such kernel under any name")
+        raise errors.Unrecordable(stated, f"{module.__name__} has no such kernel under any name")
     check_importable(stated, module)
     return f"{module_name(module)}:{found}"
 
@@ -184,10 +186,12 @@ def check_importable(kernel: str, module: ModuleType) -> None:
     name, file = module_name(module), Path(module.__file__ or "").resolve()
     try:
         path = find_source(name)
-    except SourceUnreadable as error:
-        raise Unrecordable(kernel, f"its module {name} has no text") from error
+    except errors.SourceUnreadable as error:
+        raise errors.Unrecordable(kernel, f"its module {name} has no text") from error
     if path is None or path.resolve() != file:
-        raise Unrecordable(kernel, f"another process that imports {name} gets {path or 'nothing'}, not {file.name}")
+        raise errors.Unrecordable(
+            kernel, f"another process that imports {name} gets {path or 'nothing'}, not {file.name}"
+        )
 
 
 def spell_path(function: Any, path: tuple[int, ...]) -> str:
@@ -200,7 +204,7 @@ def freeze_type(kernel: str, kind: object) -> Field:
     if type(kind) is tuple:
         return tuple(freeze_type(kernel, part) for part in kind)
     if type(kind) is not str:
-        raise Unrecordable(kernel, f"a parameter has the type {kind!r}, a {type(kind).__name__}")
+        raise errors.Unrecordable(kernel, f"a parameter has the type {kind!r}, a {type(kind).__name__}")
     return kind
 
 
@@ -219,13 +223,13 @@ def describe_options(name: str, kernel: Any) -> tuple[tuple[str, Field], ...]:
     options = vars(getattr(kernel, OPTIONS, None) or read_options(name, kernel, backend))
     chosen = {option: value for option, value in options.items() if defaults[option] != value}
     for option in FILE_OPTIONS & chosen.keys():
-        raise Unrecordable(name, f"its option {option} is {chosen[option]}, and such files are no part of a key")
+        raise errors.Unrecordable(name, f"its option {option} is {chosen[option]}, and such files are no part of a key")
     if vars(backend.parse_options(dict(chosen))) != options:
-        raise Unrecordable(name, f"its options {chosen} say something else together than each by itself")
+        raise errors.Unrecordable(name, f"its options {chosen} say something else together than each by itself")
     try:
         return tuple((option, freeze_constant(option, value)) for option, value in sorted(chosen.items()))
-    except UnnameableConstant as error:
-        raise Unrecordable(name, f"its option {error.name} is {error.value}: {error.reason}") from error
+    except errors.UnnameableConstant as error:
+        raise errors.Unrecordable(name, f"its option {error.name} is {error.value}: {error.reason}") from error
 
 
 def read_options(name: str, kernel: Any, backend: Any) -> Any:
@@ -240,7 +244,9 @@ def read_options(name: str, kernel: Any, backend: Any) -> Any:
     options = backend.parse_options({field: freeze_lists(getattr(kernel.metadata, field)) for field in fields})
     key = get_cache_key(kernel.src, backend, options, get_cache_invalidating_env_vars())
     if hashlib.sha256(key.encode()).hexdigest() != kernel.hash:
-        raise Unrecordable(name, "it was compiled before the recording began, and nothing says with which options")
+        raise errors.Unrecordable(
+            name, "it was compiled before the recording began, and nothing says with which options"
+        )
     return options
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from planfreeze.errors import CommandMissing, CommandNotExecutable
+from planfreeze import errors
 
 __all__ = ["execute", "find_program"]
 
@@ -33,8 +33,8 @@ def find_program(name: str) -> str:
     for folder in folders:
         path = Path(folder, name)
         if name and path.exists():
-            raise CommandNotExecutable(str(path), "it is a directory" if path.is_dir() else "permission denied")
-    raise CommandMissing(name)
+            raise errors.CommandNotExecutable(str(path), "it is a directory" if path.is_dir() else "permission denied")
+    raise errors.CommandMissing(name)
 
 
 def execute(program: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -86,4 +86,4 @@ def start(program: str, command: Sequence[str], environment: Mapping[str, str], 
             program, list(command), dict(environment), setsigmask=tuple(mask), setsigdef=changed_by_python
         )
     except OSError as error:
-        raise CommandNotExecutable(program, error.strerror or str(error)) from error
+        raise errors.CommandNotExecutable(program, error.strerror or str(error)) from error

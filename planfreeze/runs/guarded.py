@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from planfreeze.errors import GuardLogFailed
+from planfreeze import errors
 from planfreeze.guard import Attempt, LoggedAttempt, Mode, child_environment, read_log
 from planfreeze.guard.children import strictest
 from planfreeze.guard.logs import pass_on
@@ -132,7 +132,7 @@ def hand_on(log: Path) -> None:
     """Add the attempts of a run to the log of the run around it; they end this one with 5 in any case."""
     try:
         pass_on(log, read_guard_settings().log)
-    except GuardLogFailed as error:
+    except errors.GuardLogFailed as error:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from planfreeze.errors import GuardAsleep, StartNotWatched
+from planfreeze import errors
 
 __all__ = ["ask_device", "ask_driver_library", "ask_guard", "ask_tensor_checks", "prove_start"]
 
@@ -95,9 +95,9 @@ def ask_guard(environment: Mapping[str, str], python: Sequence[str] = (sys.execu
     """
     answer, log = ask(GUARD, environment, python)
     if answer is None:
-        raise GuardAsleep("all", log)
+        raise errors.GuardAsleep("all", log)
     if not answer["is_armed"]:
-        raise StartNotWatched(" ".join(python), log)
+        raise errors.StartNotWatched(" ".join(python), log)
     roads: dict[str, str] = answer["roads"]
     return roads
 
@@ -115,7 +115,7 @@ def prove_start(environment: Mapping[str, str], python: Sequence[str] = (sys.exe
     roads = ask_guard(environment, python)
     asleep = [road for road, state in roads.items() if state == "asleep"]
     if asleep:
-        raise GuardAsleep(", ".join(asleep), "")
+        raise errors.GuardAsleep(", ".join(asleep), "")
     return roads
 
 

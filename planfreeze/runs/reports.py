@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planfreeze.errors import ReportUnwritable
+from planfreeze import errors
 from planfreeze.reports import print_table
 from planfreeze.runs.guarded import CountedAttempt, Run
 
@@ -97,4 +97,4 @@ def write_report(path: Path, run: Run | None) -> None:
     try:
         path.write_text("" if run is None else json.dumps(run_json(run), indent=2) + "\n")
     except OSError as error:
-        raise ReportUnwritable(str(path), error.strerror or str(error)) from error
+        raise errors.ReportUnwritable(str(path), error.strerror or str(error)) from error

@@ -13,16 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from planfreeze import errors
 from planfreeze.compilers.assignments import KeyedText
 from planfreeze.compilers.watching import WatchedCaptures
-from planfreeze.errors import (
-    CompilationForbidden,
-    SourceChanged,
-    SourceUnreadable,
-    UnkeyedCapture,
-    UnparsableSource,
-    Unrecordable,
-)
 from planfreeze.hooks import hook_method
 from planfreeze.recorded.cute_calls import BoundCall, bind_call, describe_call, functions_of, is_tracing
 from planfreeze.recorded.cute_differences import list_differences
@@ -107,10 +100,10 @@ class CuteServer:
 
     def serve(self, ask: Callable[[], Asked], give: Callable[..., Any], miss: Callable[[], Any]) -> Any:
         """Give what is planned for a call, else go on to the DSL and explain its guard's refusal."""
-        asked: CuteFunctionPayload | Unrecordable | UnkeyedCapture | None = None
+        asked: CuteFunctionPayload | errors.Unrecordable | errors.UnkeyedCapture | None = None
         try:
             found = ask()
-        except Unrecordable as error:
+        except errors.Unrecordable as error:
             found, asked = None, error
         if found is not None:
             call, payload = found
@@ -122,8 +115,10 @@ class CuteServer:
                 return give(program, call)
         try:
             return miss()
-        except CompilationForbidden as error:
-            raise CompilationForbidden(error.attempt, f"{error.explanation} {self.explain(asked)}".strip()) from error
+        except errors.CompilationForbidden as error:
+            raise errors.CompilationForbidden(
+                error.attempt, f"{error.explanation} {self.explain(asked)}".strip()
+            ) from error
 
     def changed_modules(self, payload: CuteFunctionPayload) -> tuple[str, ...]:
         """Return the modules of a planned function whose text is not the one that it was built from."""
@@ -132,30 +127,30 @@ class CuteServer:
         if changed is None:
             try:
                 read = read_sources(roots).modules
-            except (SourceUnreadable, UnparsableSource) as error:
+            except (errors.SourceUnreadable, errors.UnparsableSource) as error:
                 read = ((error.module, ""),)
             changed = tuple(name for name, digest in read if self.texts.get(name) != digest)
             self.changed[roots] = changed
         return changed
 
-    def find_change(self, call: BoundCall, payload: CuteFunctionPayload) -> UnkeyedCapture | None:
+    def find_change(self, call: BoundCall, payload: CuteFunctionPayload) -> errors.UnkeyedCapture | None:
         """Return what a function reaches that is not what its text says, if anything is."""
         try:
             self.captures.check(payload.digest, payload.function, functions_of(call), lambda: self.text)
-        except UnkeyedCapture as error:
+        except errors.UnkeyedCapture as error:
             return error
-        except SourceChanged as error:
-            return UnkeyedCapture(payload.function, error.module, "its text has changed since it was looked at")
+        except errors.SourceChanged as error:
+            return errors.UnkeyedCapture(payload.function, error.module, "its text has changed since it was looked at")
         return None
 
-    def explain(self, asked: CuteFunctionPayload | Unrecordable | UnkeyedCapture | None) -> str:
+    def explain(self, asked: CuteFunctionPayload | errors.Unrecordable | errors.UnkeyedCapture | None) -> str:
         """Say what the plan has instead: the nearest planned call of the function, with what differs."""
         plan = self.served.plan.name
         if asked is None:
             return ""
-        if isinstance(asked, Unrecordable):
+        if isinstance(asked, errors.Unrecordable):
             return f"No plan can hold it: {asked.reason}. Run: the call before the guard is armed"
-        if isinstance(asked, UnkeyedCapture):
+        if isinstance(asked, errors.UnkeyedCapture):
             return f"{plan} holds {asked.kernel} as its text is, which uses {asked.name}: {asked.reason}. {ADVICE}"
         payloads = [program.payload for program in self.programs.values()]
         same = [p for p in payloads if isinstance(p, CuteFunctionPayload) and p.function == asked.function]
@@ -229,7 +224,9 @@ def ask_compile(module: ModuleType, compiler: Any, arguments: tuple[Any, ...], o
         return None
     hooks, is_experimental = options.pop("trace_finalize_hooks", None), options.pop("is_experimental", False)
     if hooks or is_experimental:
-        raise Unrecordable(body.__qualname__, "it is compiled with hooks on its trace, or by the experimental DSL")
+        raise errors.Unrecordable(
+            body.__qualname__, "it is compiled with hooks on its trace, or by the experimental DSL"
+        )
     stated, chosen = options.pop("options", None), compiler._compile_options
     if isinstance(stated, str) and stated:
         chosen = module._parse_compile_options_from_str(stated)

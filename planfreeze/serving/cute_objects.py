@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from planfreeze.errors import HostObjectUnusable
+from planfreeze import errors
 from planfreeze.host_objects import HOST_FACTS, HOST_OBJECT, SYMBOL_PREFIX, HostFacts, HostObject, read_host_object
 from planfreeze.recorded.cute_arguments import is_constant
 from planfreeze.recorded.cute_calls import BoundCall
@@ -40,20 +40,24 @@ def check_host_objects(programs: Iterable[ResolvedProgram], arch: str) -> None:
     for program in programs:
         facts, host_object, data = read_companions(program)
         if facts.dsl != cutlass.__version__:
-            raise HostObjectUnusable(
+            raise errors.HostObjectUnusable(
                 program.name,
                 f"it was built with nvidia-cutlass-dsl {facts.dsl}, and {cutlass.__version__} is installed",
             )
         if host_object.machine != platform.machine():
-            raise HostObjectUnusable(program.name, f"it is for {host_object.machine}, not {platform.machine()}")
+            raise errors.HostObjectUnusable(program.name, f"it is for {host_object.machine}, not {platform.machine()}")
         if host_object.cubin is not None and program.record.arch != arch:
-            raise HostObjectUnusable(program.name, f"it is for {program.record.arch}, and the DSL is set to {arch}")
+            raise errors.HostObjectUnusable(
+                program.name, f"it is for {program.record.arch}, and the DSL is set to {arch}"
+            )
         if (host_object.cubin or data) != program.cubin:
-            raise HostObjectUnusable(program.name, "its host object launches other kernels than its cubin holds")
+            raise errors.HostObjectUnusable(program.name, "its host object launches other kernels than its cubin holds")
         libraries = runtime_libraries(program.name)
         for symbol in host_object.undefined:
             if symbol not in LINKER_SYMBOLS and not any(hasattr(library, symbol) for library in libraries):
-                raise HostObjectUnusable(program.name, f"no runtime library of the DSL has the function {symbol}")
+                raise errors.HostObjectUnusable(
+                    program.name, f"no runtime library of the DSL has the function {symbol}"
+                )
 
 
 def read_companions(program: ResolvedProgram) -> tuple[HostFacts, HostObject, bytes]:
@@ -61,7 +65,7 @@ def read_companions(program: ResolvedProgram) -> tuple[HostFacts, HostObject, by
     companions = dict(program.companions)
     for name in (HOST_OBJECT, HOST_FACTS):
         if name not in companions:
-            raise HostObjectUnusable(program.name, f"it has no {name}")
+            raise errors.HostObjectUnusable(program.name, f"it has no {name}")
     data = companions[HOST_OBJECT]
     return HostFacts.decode(companions[HOST_FACTS]), read_host_object(data), data
 
@@ -72,7 +76,7 @@ def runtime_libraries(program: str) -> tuple[ctypes.CDLL, ...]:
 
     named = get_prefix_dsl_libs("CUTE_DSL")
     if not named:
-        raise HostObjectUnusable(program, "the DSL finds no runtime library libcute_dsl_runtime.so")
+        raise errors.HostObjectUnusable(program, "the DSL finds no runtime library libcute_dsl_runtime.so")
     return load_libraries(program, tuple(named.split(":")))
 
 
@@ -81,7 +85,7 @@ def load_libraries(program: str, paths: tuple[str, ...]) -> tuple[ctypes.CDLL, .
     """Load libraries, named in the order they are looked through; the process itself is last."""
     for path in paths:
         if not Path(path).exists():
-            raise HostObjectUnusable(program, f"the runtime library {path} is not there")
+            raise errors.HostObjectUnusable(program, f"the runtime library {path} is not there")
     return (*(ctypes.CDLL(path) for path in paths), ctypes.CDLL(None))
 
 
@@ -99,7 +103,7 @@ def load_function(program: ResolvedProgram, call: BoundCall) -> Any:
     engine = BinaryExecutionEngine(data, dsl.get_shared_libs(), True)
     address = engine.lookup(f"_mlir_{SYMBOL_PREFIX}__mlir_ciface_{facts.entry}")
     if not address:
-        raise HostObjectUnusable(program.name, f"its host object has no entry {facts.entry}")
+        raise errors.HostObjectUnusable(program.name, f"its host object has no entry {facts.entry}")
     artifacts = JitFunctionArtifacts(PTX=None, CUBIN=None, SASS=None, MLIR=None)
     artifacts.CUBIN = host_object.cubin
     signature = expanded_signature(dsl, call)

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planfreeze import errors
 from planfreeze.constants import freeze_constant, spell_constant
-from planfreeze.errors import CompilationForbidden, UnnameableConstant
 from planfreeze.guard.attempts import definition_of, user_location
 from planfreeze.payload import spell_differences
 from planfreeze.recorded.triton_kernel import TritonKernelPayload, spell_parameters
@@ -35,8 +35,8 @@ def explain_lowering(original: Any) -> Any:
         message, told.message = told.message, ""
         try:
             made = original(source, *arguments, **options)
-        except CompilationForbidden as error:
-            raise CompilationForbidden(error.attempt, f"{error.explanation} {message}".strip()) from error
+        except errors.CompilationForbidden as error:
+            raise errors.CompilationForbidden(error.attempt, f"{error.explanation} {message}".strip()) from error
         except Exception:
             warn(source, message)
             raise
@@ -60,13 +60,13 @@ def explain_tuning(original: Any, plan: str) -> Any:
     def run(tuner: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return original(tuner, *arguments, **options)
-        except CompilationForbidden as error:
+        except errors.CompilationForbidden as error:
             if error.attempt.road != "triton-autotune":
                 raise
             keys = ", ".join(map(repr, tuner.cache)) or "none"
             missing = f"{plan} holds no choice of {tuner_name(tuner)} for this tuning key; it has those for {keys}."
             explained = f"{error.explanation} {missing} {ADVICE}".strip()
-            raise CompilationForbidden(error.attempt, explained) from error
+            raise errors.CompilationForbidden(error.attempt, explained) from error
 
     return run
 
@@ -124,5 +124,5 @@ def asked_facts(source: Any) -> Facts:
 def spell_asked(value: object) -> str:
     try:
         return spell_constant(freeze_constant("", value))
-    except UnnameableConstant:
+    except errors.UnnameableConstant:
         return f"an unnamed {type(value).__name__}"

@@ -9,8 +9,8 @@ from types import ModuleType
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.cache.readable import open_readable
-from planfreeze.errors import ServedLogFailed
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.resolve import PlanReference, ResolvedProgram, find_plan, resolve_plan
 from planfreeze.settings import read_settings
@@ -114,7 +114,7 @@ def note_served(served: ServedPlan, program: ResolvedProgram) -> None:
     try:
         append_lines(served.log, json.dumps(entry).encode() + b"\n")
     except OSError as error:
-        raise ServedLogFailed(str(served.log), program.name, str(error)) from error
+        raise errors.ServedLogFailed(str(served.log), program.name, str(error)) from error
 
 
 def read_served(log: Path) -> frozenset[str]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from planfreeze import errors
 from planfreeze.choices import Choice
-from planfreeze.errors import UnservablePlan
 from planfreeze.recorded.triton_companions import KEPT, TRITON_PLACE
 from planfreeze.resolve import ResolvedProgram
 from planfreeze.serving.programs import ServedPlan
@@ -68,7 +68,7 @@ def make_shelf(served: ServedPlan, version: str) -> TritonShelf:
                 resolved=resolved, file=kept["file"], metadata=kept["metadata"], parts=kept["parts"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise UnservablePlan(served.plan.name, f"{KEPT} of {resolved.name}: {error!r}") from error
+            raise errors.UnservablePlan(served.plan.name, f"{KEPT} of {resolved.name}: {error!r}") from error
         check_versions(served.plan.name, kept["metadata"], tuple(companions), version)
         modules.update(companions)
     for choice in served.plan.choices:
@@ -83,10 +83,10 @@ def check_versions(plan: str, metadata: Mapping[str, Any], companions: tuple[str
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     built_with = metadata.get("triton_version")
     if built_with != version:
-        raise UnservablePlan(plan, f"it was built with Triton {built_with}, and {version} is installed")
+        raise errors.UnservablePlan(plan, f"it was built with Triton {built_with}, and {version} is installed")
     foreign = [file for file in companions if file.endswith(".so") and not file.endswith(suffix)]
     if foreign:
-        raise UnservablePlan(plan, f"it was built for another Python: {foreign[0]} does not end in {suffix}")
+        raise errors.UnservablePlan(plan, f"it was built for another Python: {foreign[0]} does not end in {suffix}")
 
 
 def remove_folder(shelf: TritonShelf) -> None:

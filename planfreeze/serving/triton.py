@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from planfreeze import errors
 from planfreeze.constants import thaw_constant
-from planfreeze.errors import UnnameableConstant
 from planfreeze.hooks import hook_method
 from planfreeze.recorded.triton_kernel import TritonKernelPayload
 from planfreeze.serving.misses import ADVICE, describe_miss, explain_lowering, explain_tuning, told
@@ -199,7 +199,7 @@ def space_of(tuner: Any) -> str:
     """Return the digest of what a tuner chooses among; empty where it holds something that no recording can."""
     try:
         return tuning_space(tuner)
-    except UnnameableConstant:
+    except errors.UnnameableConstant:
         return ""
 
 

@@ -12,7 +12,7 @@ from cuda.bindings import driver, nvrtc
 from cuda.core import ObjectCode, Program, ProgramOptions
 
 import planfreeze
-from planfreeze.errors import CompilationForbidden
+from planfreeze import errors
 
 __all__ = ["PREPARE", "try_roads"]
 
@@ -182,7 +182,7 @@ def prepare_capture() -> Attempt:
             out.add_(1)
             try:
                 fill(1024, 1024)
-            except CompilationForbidden as error:
+            except errors.CompilationForbidden as error:
                 refusals.append(error)
             out.add_(1)
         graph.replay()
@@ -245,7 +245,7 @@ def judge(attempt: Attempt) -> dict[str, str]:
     """Make one attempt and say what became of it."""
     try:
         attempt()
-    except CompilationForbidden as error:
+    except errors.CompilationForbidden as error:
         return {"state": "refused", "error": str(error)}
     except Exception as error:  # noqa: BLE001 - any other error is the finding
         return {"state": f"FAILED: {type(error).__name__}", "error": str(error)[:400]}

@@ -33,7 +33,7 @@ from layer import Sizes, exceptional_scales, make_w2, make_w13, serving_scales
 from probe_checks import check_planes, check_words
 
 import planfreeze
-from planfreeze.errors import MissingPrograms, UnplannedProgram
+from planfreeze import errors
 from planfreeze.guard import no_compilation
 from planfreeze.kernels.moe.act_quant import ActQuantPayload
 from planfreeze.kernels.moe.micro_act import MicroActPayload
@@ -211,11 +211,11 @@ def check_removed(store: Path) -> dict[str, Any]:
         with planfreeze.session(plan, store=copy, is_trusted=True) as session:
             expansion_checks.check_expand(session, payload)
             unplanned = ExpandPayload(experts=5, rows=5120, columns=18, group_rows=5120)
-            expect(UnplannedProgram, lambda: session.program(unplanned), "experts")
+            expect(errors.UnplannedProgram, lambda: session.program(unplanned), "experts")
             planned = next(p for p in planned_programs(session.plans[0]) if p.payload == payload)
         (copy / "records" / planned.entry.key[:2] / planned.entry.key).unlink()
         with planfreeze.session(plan, store=copy, is_trusted=True) as session:
-            expect(MissingPrograms, session.freeze, program_name(payload))
+            expect(errors.MissingPrograms, session.freeze, program_name(payload))
     checks.require(not sum(guard.attempts.values()), "something tried to compile")
     return {}
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import Definition, TritonSource, family, pointer, scalar
 from planfreeze.models import Model, PlanOptions
 from planfreeze.payload import Payload
@@ -39,7 +39,7 @@ class LaunchSumPayload(Payload):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.arguments not in SUM_SIZES:
-            raise InvalidPayload(self.family_name, f"arguments = {self.arguments} is none of {SUM_SIZES}")
+            raise errors.InvalidPayload(self.family_name, f"arguments = {self.arguments} is none of {SUM_SIZES}")
 
 
 @family(LaunchSumPayload, version=1)

@@ -10,7 +10,7 @@ from moe_bench.inputs import Call, Inputs
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planfreeze.errors import UnplannedProgram
+from planfreeze import errors
 from planfreeze.kernels.moe.checkpoints import LayerWeights
 from planfreeze.kernels.moe.experts import PreparedExperts, prepare_experts
 from planfreeze.kernels.moe.op import MoELayer, bind
@@ -79,7 +79,7 @@ def bind_arms(
     # The experts of the last form, inline.
     try:
         yield bind_arm(session, model, tp, "inline_always", "inline", experts, max(model.capacities))
-    except UnplannedProgram:
+    except errors.UnplannedProgram:
         return
 
 

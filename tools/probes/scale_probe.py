@@ -8,7 +8,7 @@ than asynchronous copies, so both run wherever planfreeze compiles for.
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import Argument, CuteSource, Definition, Grid, LaunchInfo, Scalars, family, pointer, scalar
 from planfreeze.kernels.mma.stage_sm_90a import NATIVE_SCALE_BYTES, SCALE_PLANE_BYTES
 from planfreeze.kernels.scales.geometry import (
@@ -58,7 +58,7 @@ class ScaleWordsPayload(Payload):
         ScaleGeometry(rows=self.rows, columns=self.columns, group_rows=self.group_rows)
         last = WORDS_THREADS - COPIERS
         if not 0 <= self.copy_thread <= last:
-            raise InvalidPayload(self.family_name, f"copy_thread = {self.copy_thread} is not in 0..{last}")
+            raise errors.InvalidPayload(self.family_name, f"copy_thread = {self.copy_thread} is not in 0..{last}")
 
 
 class ScalePlanesPayload(Payload):
@@ -89,7 +89,7 @@ class ScalePlanesPayload(Payload):
         super().__post_init__()
         geometry = ScaleGeometry(rows=self.rows, columns=self.columns, group_rows=self.group_rows)
         if geometry.groups > 2 or (geometry.groups == 1 and self.rows % (2 * TILE_ROWS)):
-            raise InvalidPayload(
+            raise errors.InvalidPayload(
                 self.family_name,
                 f"rows = {self.rows} in groups of {self.group_rows} are neither two groups nor one group of whole "
                 f"pairs of {TILE_ROWS}-row tiles: a stage takes 64 rows of each of two groups",

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from planfreeze.errors import InvalidPayload
+from planfreeze import errors
 from planfreeze.family import CuteSource, Definition, LaunchInfo, family, pointer
 from planfreeze.payload import Payload
 from planfreeze.target import Target
@@ -34,7 +34,9 @@ class SharedProbePayload(Payload):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shared_bytes < 4 * ITEMS or self.shared_bytes % 16:
-            raise InvalidPayload(self.family_name, f"shared_bytes = {self.shared_bytes} is not a multiple of 16 >= 512")
+            raise errors.InvalidPayload(
+                self.family_name, f"shared_bytes = {self.shared_bytes} is not a multiple of 16 >= 512"
+            )
 
 
 @family(SharedProbePayload, version=1)
