@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from planfreeze import errors
-from planfreeze.cache.claims import create_claimed, find_abandoned
 from planfreeze.cache.folders import make_folder, sync_folder
 from planfreeze.cache.layout import Layout
 
@@ -212,6 +211,8 @@ def quarantine_file(layout: Layout, path: Path, reason: str) -> Path | None:
 @contextlib.contextmanager
 def temporary_file(layout: Layout, data: bytes) -> Iterator[Path]:
     """Write ``data`` to a file nobody else has open, flushed; remove it in the end unless it was renamed."""
+    from planfreeze.cache.claims import create_claimed  # not needed to read
+
     make_folder(layout.temporaries)
     path, handle = create_claimed(layout.temporaries)
     try:
@@ -232,6 +233,8 @@ def temporary_file(layout: Layout, data: bytes) -> Iterator[Path]:
 
 def remove_abandoned(layout: Layout) -> None:
     """Remove the temporary files of dead builders; what cannot be removed is left for the next one."""
+    from planfreeze.cache.claims import find_abandoned  # not needed to read
+
     for path in find_abandoned(layout.temporaries, foreign_age_s=FOREIGN_AGE_S):
         with contextlib.suppress(OSError):
             path.unlink()

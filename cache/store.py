@@ -14,7 +14,6 @@ from planfreeze.cache import blobs, records, refs
 from planfreeze.cache.digest import is_digest
 from planfreeze.cache.files import flush_entries, is_plain_file, quarantine_file, reading, remove_abandoned
 from planfreeze.cache.layout import REF_PATTERN, Kind, Layout
-from planfreeze.cache.lock import lock_key
 from planfreeze.cache.opening import create, has_format
 from planfreeze.cache.records import PutResult
 from planfreeze.cache.trust import find_distrust
@@ -247,6 +246,8 @@ class Store(Struct, frozen=True, kw_only=True):
         KeyLocked
             Another builder held it for all of ``timeout_s``.
         """
+        from planfreeze.cache.lock import lock_key  # not needed to read
+
         return lock_key(self.writable_layout(), key, timeout_s)
 
     def quarantine(self, kind: Kind, name: str, reason: str) -> Path | None:

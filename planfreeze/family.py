@@ -9,7 +9,6 @@ from msgspec import Struct
 from planfreeze import errors
 from planfreeze.dtypes import ITEM_BYTES, DType
 from planfreeze.payload import Field, Payload
-from planfreeze.spellings import nearest_reference
 from planfreeze.target import Target
 
 __all__ = [
@@ -288,6 +287,8 @@ def load_family(reference: str) -> Family:
     except ImportError as error:
         raise errors.UnknownFamily(reference) from error
     if not isinstance(found, Family):
+        from planfreeze.spellings import nearest_reference  # for the message alone
+
         raise errors.UnknownFamily(
             reference, nearest_reference(reference, (known.reference for known in registry.values()))
         )

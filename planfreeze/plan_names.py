@@ -3,8 +3,6 @@
 import re
 import shlex
 
-from planfreeze.entry_points import FAMILIES, has_entry_point
-
 __all__ = ["FAMILY_OPTION", "build_arguments", "build_command", "plan_name", "recording_arguments"]
 
 FAMILY_OPTION = "--family"
@@ -26,6 +24,8 @@ def build_command(model: str, tp: int, arch: str, options: tuple[str, ...]) -> s
 
 def build_arguments(name: str) -> tuple[str, ...] | None:
     """Return the build's arguments for a plan's reference name, or None when it is not one."""
+    from planfreeze.entry_points import FAMILIES, has_entry_point  # not needed for a plan that is there
+
     found = re.fullmatch(r"(?P<model>.+)-tp(?P<tp>[0-9]+)-(?P<arch>sm_[0-9]+a)", name)
     families = found["model"].split("-and-") if found and found["tp"] == "1" else [""]
     if found and all(has_entry_point(FAMILIES, family) for family in families):

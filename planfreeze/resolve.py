@@ -16,7 +16,6 @@ from planfreeze.payload import Payload
 from planfreeze.plan_names import build_arguments, recording_arguments
 from planfreeze.record import ProgramRecord
 from planfreeze.sources import check_sources
-from planfreeze.spellings import nearest_spelling
 from planfreeze.target import ARCHS, Target, target
 
 __all__ = [
@@ -172,6 +171,8 @@ def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | 
 
 def misspelled_plan(name: str | None, known: Iterable[str]) -> str | None:
     """Return the name that was meant; none where the asked one is right, and only for other ranks or another arch."""
+    from planfreeze.spellings import nearest_spelling  # for the message alone
+
     near = nearest_spelling(name or "", known)
     asked = re.fullmatch(PLAN_NAME, name or "")
     there = re.fullmatch(PLAN_NAME, near or "")

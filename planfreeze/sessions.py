@@ -25,10 +25,10 @@ from planfreeze.resolve import (
     resolve_plan,
     resolve_program,
 )
-from planfreeze.statistics import Statistics
 
 if TYPE_CHECKING:
     from planfreeze.declared import DeclaredFamily
+    from planfreeze.statistics import Statistics
 
 __all__ = ["Session"]
 
@@ -109,13 +109,12 @@ class Session:
         """Attempts to compile since the session froze, by road."""
         return self._guard.attempts if self._guard else {}
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> "Statistics":
         """Return what the session has seen so far; of a closed one, what it had seen when it was closed."""
-        if self._last is not None:
-            return self._last
-        counted = self.attempts
-        return Statistics(
-            attempts={road: counted.get(road, 0) for road in road_names()},
+        from planfreeze.statistics import Statistics  # not needed to freeze
+
+        return self._last or Statistics(
+            attempts={road: self.attempts.get(road, 0) for road in road_names()},
             programs=len(self._programs),
             program_launches={program.name: program.launches for program in self._programs.values()},
             plans={plan.name: plan.root for plan in self.plans},

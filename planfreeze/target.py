@@ -3,7 +3,6 @@
 from msgspec import Struct
 
 from planfreeze import errors
-from planfreeze.spellings import nearest_spelling
 
 __all__ = ["ARCHS", "Target", "target"]
 
@@ -77,5 +76,7 @@ def target(arch: str) -> Target:
     try:
         return ARCHS[arch]
     except KeyError:
+        from planfreeze.spellings import nearest_spelling  # for the message alone
+
         near = f"{arch}a" if f"{arch}a" in ARCHS else nearest_spelling(arch, ARCHS)
         raise errors.UnknownArch(arch, tuple(ARCHS), near) from None

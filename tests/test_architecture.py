@@ -134,6 +134,12 @@ def test_imports_go_in_no_circle():
         graph = {name: found for name, found in graph.items() if name not in leaves}
 
 
+def test_errors_are_loaded_where_they_are_raised():
+    for name in read_modules():
+        taken = [node.module for node in parse(name).body if isinstance(node, ast.ImportFrom)]
+        assert "planfreeze.errors" not in taken or part_of(name) == "errors", name
+
+
 def test_framework_reaches_kernels_by_text_alone():
     reached = [
         f"{name} imports {imported}"

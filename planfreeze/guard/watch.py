@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from planfreeze.exposition import expose_counter
 from planfreeze.guard.attempts import Attempt, Mode, Release
 from planfreeze.guard.children import Announcement
 from planfreeze.guard.cpp_extension import road as cpp_extension_road
@@ -230,6 +229,8 @@ def attempt_totals() -> Mapping[str, int]:
 
 def expose_attempts(attempts: Mapping[str, int] | None = None) -> str:
     """Return attempts by road, those of this process unless given, in Prometheus' text format."""
+    from planfreeze.exposition import expose_counter  # not needed to watch
+
     counted = attempt_totals() if attempts is None else attempts
     meaning = "Attempts to compile, build, benchmark or load while a guard was armed."
     return expose_counter("planfreeze_attempts", meaning, [({"road": road}, counted[road]) for road in counted])
