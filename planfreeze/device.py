@@ -5,6 +5,7 @@ from typing import Any
 
 from planfreeze import errors
 from planfreeze.target import ARCHS
+from planfreeze.tensor_checks import prepare_checks
 
 __all__ = ["Device", "current_arch"]
 
@@ -69,6 +70,7 @@ class Device:
             "f32": torch.float32,
             "f64": torch.float64,
         }
+        prepare_checks(torch, self.torch_device, self.dtypes.values())
         self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def check(self, what: str, outcome: tuple[Any, ...]) -> Any:

@@ -1,11 +1,11 @@
 """Checks of tensors: all those of a call in one go, by an extension in C, where torch and the installation allow it."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeAlias
 
-__all__ = ["TakeTensors", "find_obstacle", "make_check"]
+__all__ = ["TakeTensors", "find_obstacle", "make_check", "prepare_checks"]
 
 TakeTensors: TypeAlias = Callable[[tuple[Any, ...], bytes, memoryview], bool]
 """Takes the values of a call, the elements that each tensor must have with the words behind those of tensors, and where
@@ -18,6 +18,18 @@ be contiguous."""
 
 EXCHANGE = "__dlpack_c_exchange_api__"
 """The attribute of torch.Tensor that holds its table of functions for C."""
+
+
+def prepare_checks(torch: Any, device: Any, dtypes: Iterable[Any]) -> None:
+    """Make at once what checks of tensors of these types on a device share: it takes a thread each time.
+
+    Raises
+    ------
+    RuntimeError
+        torch makes no tensor on the device: the error is torch's own.
+    """
+    if not find_obstacle(torch):
+        make_likes(torch, device, set(dtypes))
 
 
 def make_check(torch: Any, device: Any, rows: Sequence[Row]) -> TakeTensors:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planfreeze import tensor_checks
-from planfreeze.tensor_checks import find_obstacle, known_likes, make_check, make_likes, take_nothing
+from planfreeze.tensor_checks import find_obstacle, known_likes, make_check, make_likes, prepare_checks, take_nothing
 
 torch = pytest.importorskip("torch")
 
@@ -89,6 +89,14 @@ def test_a_tensor_is_made_once_for_a_device_and_a_type(monkeypatch: pytest.Monke
             make_check(torch, device, [(place, dtype, 4, True) for place, dtype in enumerate(dtypes)])
     assert len(made) == len(set(made)) == 6
     assert make_likes(torch, torch.device("cpu"), {torch.uint8}) is make_likes(torch, CPU, set())
+
+
+def test_what_was_prepared_takes_no_thread_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_checks(torch, CPU, [torch.float32, torch.int32])
+    monkeypatch.setattr(tensor_checks, "ThreadPoolExecutor", None)
+    assert make_check(torch, CPU, [ROW, (1, torch.int32, 4, True)]) is not take_nothing
+    with pytest.raises(TypeError):
+        make_check(torch, CPU, [(0, torch.uint8, 1, True)])
 
 
 class OutOfMemory(RuntimeError):
