@@ -132,10 +132,10 @@ class MicroFc2:
                     self.copy_rows_ahead(shared, row, row_scales, rows)
                 self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
-                    found = self.scales.find(memory, step)
-                    ptx.wait(stage + self.pipeline.empty, parity)
-                    with cute.arch.elect_one():
-                        if copied >= ahead:
+                    if copied >= ahead:
+                        found = self.scales.find(memory, step)
+                        ptx.wait(stage + self.pipeline.empty, parity)
+                        with cute.arch.elect_one():
                             self.scales.copy_raw(stage, addresses, found)
                             self.scales.copy(stage, addresses, scales, row_block, step)
                             self.copy_weights(stage, weights, step)
