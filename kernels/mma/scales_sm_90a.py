@@ -77,12 +77,15 @@ class NativeHalves:
         first = first + Int64(part * self.steps) * step
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
-    def copy(self, stage, addresses, source, expert, half_tile, step, warpgroup=0):
-        """Start the copies of one step from ``source``; ``landed`` completes when those of all warpgroups are there."""
+    def copy(self, stage, addresses, source, expert, half_tile, step, warpgroup=0, announce=ptx.arrive_expecting):
+        """Start the copies of one step from ``source``; ``landed`` completes when those of all warpgroups are there.
+
+        With ``ptx.expect`` for ``announce`` the arrival is left to the caller.
+        """
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales + warpgroup * NATIVE_SCALE_BYTES
         size_bytes = Int32(GROUP_SCALE_BYTES)
-        ptx.arrive_expecting(landed, Int32(NATIVE_SCALE_BYTES))
+        announce(landed, Int32(NATIVE_SCALE_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + GROUP_SCALE_BYTES, source + Int64(self.group_bytes), size_bytes, landed)
 
@@ -144,7 +147,17 @@ class InlineHalves:
         return addresses[0] + first, Int64(TILE_BLOCK_BYTES)
 
     @cute.jit
-    def copy(self, stage, addresses, source, expert, half_tile, step, warpgroup=0):
+    def copy(
+        self,
+        stage,
+        addresses,
+        source,
+        expert,
+        half_tile,
+        step,
+        warpgroup=0,
+        announce: cutlass.Constexpr = ptx.arrive_expecting,
+    ):
         """Start the copies of one step from ``source``, and of the row bases in a task's first step.
 
         ``landed`` completes when those of all warpgroups are there.
@@ -154,7 +167,7 @@ class InlineHalves:
         if step == 0:
             self.copy_bases(stage, addresses, expert, half_tile, warpgroup)
         size_bytes = Int32(TILE_BLOCK_BYTES)
-        ptx.arrive_expecting(landed, Int32(2 * TILE_BLOCK_BYTES))
+        announce(landed, Int32(2 * TILE_BLOCK_BYTES))
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + STAGED_BLOCK_BYTES, source + self.group_bytes, size_bytes, landed)
 

@@ -124,8 +124,8 @@ class MicroFc1:
         copied = Int32(0)
         memory = self.scales.remember()
         self.look_ahead(memory, addresses, block, next_id, experts, lane)
-        ahead = self.copy_ahead(shared, w13, block, next_id, experts)
-        # Ids and weights are older than the launch before this one, which makes the activations.
+        ahead = self.copy_ahead(shared, w13, addresses, block, next_id, experts)
+        # Ids, weights and scales are older than the launch before this one, which makes the activations.
         follow()
         for task in cutlass.range(block, tasks, blocks, unroll=1):
             # Ids are loaded one task ahead: a load takes about as long as a step.
@@ -141,16 +141,19 @@ class MicroFc1:
                 row = a8 + token * self.hidden + first_step * ROW_BYTES
                 row_scales = a_scale + token * (self.hidden // 8) + first_step * ROW_SCALE_BYTES
                 scales, scale_step = self.scales.locate(addresses, expert, tile, part)
+                if copied < ahead:
+                    self.copy_rows_ahead(shared, row, row_scales)
                 self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
                     found = self.scales.find(memory, step)
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
-                        self.scales.copy_raw(stage, addresses, tile, found)
-                        self.scales.copy(stage, addresses, scales, expert, tile, step)
                         if copied >= ahead:
+                            self.scales.copy(stage, addresses, scales, expert, tile, step, announce=ptx.expect)
                             self.copy_weights(stage, weights)
-                        self.copy_row(stage, row, row_scales)
+                            self.copy_row(stage, row, row_scales)
+                        self.scales.copy_raw(stage, addresses, tile, found)
+                        ptx.arrive(stage + self.pipeline.landed)
                     weights = weights + HALF_WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + ROW_SCALE_BYTES
@@ -202,17 +205,29 @@ class MicroFc1:
             self.scales.look_ahead(memory, addresses, Int64(current), tile, lane, part)
 
     @cute.jit
-    def copy_ahead(self, shared, w13, task, current, experts):
-        """Start copying weights of the first task to stages that nobody used before; return how many."""
+    def copy_ahead(self, shared, w13, addresses, task, current, experts):
+        """Start copying weights and scales of the first task to stages that nobody used before; return how many."""
         copied = Int32(0)
         if (current >= 0) & (current < experts):
             _, tile, part = self.divide(task)
-            weights = self.locate_weights(w13, Int64(current), tile, part)
+            expert = Int64(current)
+            weights = self.locate_weights(w13, expert, tile, part)
+            scales, scale_step = self.scales.locate(addresses, expert, tile, part)
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(self.stages_ahead):
-                    self.copy_weights(shared + i * self.pipeline.stage_bytes, weights + i * HALF_WEIGHT_BYTES)
+                    stage = shared + i * self.pipeline.stage_bytes
+                    source = scales + scale_step * i
+                    self.scales.copy(stage, addresses, source, expert, tile, Int32(i), announce=ptx.expect)
+                    self.copy_weights(stage, weights + i * HALF_WEIGHT_BYTES)
             copied = Int32(self.stages_ahead)
         return copied
+
+    def copy_rows_ahead(self, shared, row, row_scales):
+        """Start copying the activations for the steps whose weights were copied ahead."""
+        with cute.arch.elect_one():
+            for i in range(self.stages_ahead):
+                stage = shared + i * self.pipeline.stage_bytes
+                self.copy_row(stage, row + i * ROW_BYTES, row_scales + i * ROW_SCALE_BYTES)
 
     def copy_weights(self, stage, weights):
         """Start the copies of the weights of both groups, which ``full`` waits for."""

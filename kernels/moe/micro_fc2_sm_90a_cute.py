@@ -128,16 +128,18 @@ class MicroFc2:
                 row = intermediate + Int64(pair) * self.padded
                 row_scales = first_row_scales + Int64(pair) * ROW_SCALE_BYTES
                 scales = self.scales.locate(addresses, row_block)
+                if copied < ahead:
+                    self.copy_rows_ahead(shared, row, row_scales, rows)
                 self.scales.start(memory)
                 for step in cutlass.range(0, self.steps, 1, unroll=1):
-                    found = self.scales.find(memory, step)
-                    ptx.wait(stage + self.pipeline.empty, parity)
-                    with cute.arch.elect_one():
-                        if copied >= ahead:
+                    if copied >= ahead:
+                        found = self.scales.find(memory, step)
+                        ptx.wait(stage + self.pipeline.empty, parity)
+                        with cute.arch.elect_one():
                             self.scales.copy_raw(stage, addresses, found)
                             self.scales.copy(stage, addresses, scales, row_block, step)
                             self.copy_weights(stage, weights, step)
-                        self.copy_row(stage, row, row_scales)
+                            self.copy_row(stage, row, row_scales)
                     weights = weights + WEIGHT_BYTES
                     row = row + ROW_BYTES
                     row_scales = row_scales + Int64(rows) * ROW_SCALE_BYTES
@@ -201,6 +203,13 @@ class MicroFc2:
                     self.scales.copy(stage, addresses, scales, row_block, Int32(i))
             copied = Int32(self.stages_ahead)
         return copied
+
+    def copy_rows_ahead(self, shared, row, row_scales, rows):
+        """Start copying the intermediate for the steps whose weights were copied ahead."""
+        with cute.arch.elect_one():
+            for i in range(self.stages_ahead):
+                stage = shared + i * self.pipeline.stage_bytes
+                self.copy_row(stage, row + i * ROW_BYTES, row_scales + Int64(rows) * (i * ROW_SCALE_BYTES))
 
     def copy_weights(self, stage, weights, step):
         """Start the copy of the weights, of K64 in a tail, which ``full`` waits for."""
