@@ -1,9 +1,9 @@
 """Staging of weight scales on sm_90a by a warp that has no time to wait for words of raw tiles.
 
 The classes of :mod:`planfreeze.kernels.mma.scales_sm_90a`, with more for the warp that copies. It calls ``look_ahead``
-while the task before is copied, then ``start``, and ``find`` and ``copy_raw`` for every step before ``copy``. So it is
-known before a step is copied whether a tile of it is raw, and ``landed`` waits for the words, too. They are staged
-where their scales are rebuilt, which consumers have read by then.
+while the task before is copied, then ``start``, and ``find`` and ``copy_raw`` for every step before it arrives on
+``landed``, by ``copy`` or by itself. So it is known by then whether a tile of the step is raw, and ``landed`` waits for
+the words, too. They are staged where their scales are rebuilt, which consumers have read by then.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"

@@ -35,7 +35,8 @@ class MicroFc1:
 
     Tiles: 192 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
     a ring of 4 stages of K128 by bulk copies, and warp 5 rebuilds the staged scales to fp32, so that both kinds of
-    scale storage reach the very same instructions of the warps that multiply. 44,032 bytes of shared memory (inline:
+    scale storage reach the very same instructions of the warps that multiply. What a block's first stages hold but for
+    activations is copied before the launch before this one has ended, and raw words once headers are there. 44,032 bytes of shared memory (inline:
     43,520) and at most 80 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the parts of
     a tile are neighbours. sm_90a.
 
