@@ -77,15 +77,15 @@ class NativeHalves:
         first = first + Int64(part * self.steps) * step
         return addresses[0] + expert * (2 * self.group_bytes) + first, step
 
-    def copy(self, stage, addresses, source, expert, half_tile, step, warpgroup=0, announce=ptx.arrive_expecting):
+    def copy(self, stage, addresses, source, expert, half_tile, step, warpgroup=0, arrives=True):
         """Start the copies of one step from ``source``; ``landed`` completes when those of all warpgroups are there.
 
-        With ``ptx.expect`` for ``announce`` the arrival is left to the caller.
+        Unless it ``arrives``, that is left to the caller.
         """
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales + warpgroup * NATIVE_SCALE_BYTES
         size_bytes = Int32(GROUP_SCALE_BYTES)
-        announce(landed, Int32(NATIVE_SCALE_BYTES))
+        announce(landed, Int32(NATIVE_SCALE_BYTES), arrives)
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + GROUP_SCALE_BYTES, source + Int64(self.group_bytes), size_bytes, landed)
 
@@ -156,7 +156,7 @@ class InlineHalves:
         half_tile,
         step,
         warpgroup=0,
-        announce: cutlass.Constexpr = ptx.arrive_expecting,
+        arrives: cutlass.Constexpr = True,
     ):
         """Start the copies of one step from ``source``, and of the row bases in a task's first step.
 
@@ -167,7 +167,7 @@ class InlineHalves:
         if step == 0:
             self.copy_bases(stage, addresses, expert, half_tile, warpgroup)
         size_bytes = Int32(TILE_BLOCK_BYTES)
-        announce(landed, Int32(2 * TILE_BLOCK_BYTES))
+        announce(landed, Int32(2 * TILE_BLOCK_BYTES), arrives)
         ptx.copy_bulk(target, source, size_bytes, landed)
         ptx.copy_bulk(target + STAGED_BLOCK_BYTES, source + self.group_bytes, size_bytes, landed)
 
@@ -289,6 +289,14 @@ class InlineRows:
     def raw_words(self, addresses, scales, lane):
         """Return what gives a lane's words of the raw tile that a header names: by loading them."""
         return lambda header: load_raw(addresses[2], header, lane * 16)
+
+
+def announce(landed, size_bytes, arrives):
+    """Let ``landed`` wait for bytes, and arrive as well or not."""
+    if arrives:
+        ptx.arrive_expecting(landed, size_bytes)
+    else:
+        ptx.expect(landed, size_bytes)
 
 
 def make_words(count):

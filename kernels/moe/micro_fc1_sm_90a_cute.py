@@ -36,9 +36,9 @@ class MicroFc1:
     Tiles: 192 threads. Warps 0 to 3, one warpgroup, multiply: 0 and 1 the up rows, 2 and 3 the gate rows. Warp 4 fills
     a ring of 4 stages of K128 by bulk copies, and warp 5 rebuilds the staged scales to fp32, so that both kinds of
     scale storage reach the very same instructions of the warps that multiply. What a block's first stages hold but for
-    activations is copied before the launch before this one has ended, and raw words once headers are there. 44,032 bytes of shared memory (inline:
-    43,520) and at most 80 registers: 4 blocks per SM. Persistent blocks stride over the tasks, pair-major; the parts of
-    a tile are neighbours. sm_90a.
+    activations is copied before the launch before this one has ended, and raw words once headers are there. 44,032
+    bytes of shared memory (inline: 43,520) and at most 80 registers: 4 blocks per SM. Persistent blocks stride over the
+    tasks, pair-major; the parts of a tile are neighbours. sm_90a.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class MicroFc1:
                     ptx.wait(stage + self.pipeline.empty, parity)
                     with cute.arch.elect_one():
                         if copied >= ahead:
-                            self.scales.copy(stage, addresses, scales, expert, tile, step, announce=ptx.expect)
+                            self.scales.copy(stage, addresses, scales, expert, tile, step, arrives=False)
                             self.copy_weights(stage, weights)
                             self.copy_row(stage, row, row_scales)
                         self.scales.copy_raw(stage, addresses, tile, found)
@@ -218,7 +218,7 @@ class MicroFc1:
                 for i in cutlass.range_constexpr(self.stages_ahead):
                     stage = shared + i * self.pipeline.stage_bytes
                     source = scales + scale_step * i
-                    self.scales.copy(stage, addresses, source, expert, tile, Int32(i), announce=ptx.expect)
+                    self.scales.copy(stage, addresses, source, expert, tile, Int32(i), arrives=False)
                     self.copy_weights(stage, weights + i * HALF_WEIGHT_BYTES)
             copied = Int32(self.stages_ahead)
         return copied
