@@ -60,9 +60,9 @@ class Meter:
         except OSError as error:
             self.reason = str(error)
 
-    def read(self, first_s: float, last_s: float) -> dict[str, float]:
-        """Return the medians between two times of ``time.monotonic``; nothing without samples."""
-        found = [sample for sample in self.samples if first_s <= sample.at_s <= last_s]
+    def read(self, *spans: tuple[float, float]) -> dict[str, float]:
+        """Return the medians over spans of ``time.monotonic``, each from and to; nothing without samples."""
+        found = [s for s in self.samples if any(first_s <= s.at_s <= last_s for first_s, last_s in spans)]
         if not found:
             return {}
         return {

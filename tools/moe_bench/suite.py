@@ -200,13 +200,12 @@ class Suite:
         return timed
 
     def sustain(self, candidates: list[Candidate], tokens: int, routings: list[Inputs], found: Figures) -> None:
-        """Add what every candidate takes back to back."""
+        """Add what every candidate takes in turns without rests."""
         if self.is_late(f"sustained, {tokens} tokens"):
             return
-        graphs = self.graphs(candidates, tokens, routings)
-        for name, graph in graphs.items():
-            if name in found["arms"]:
-                found["arms"][name]["sustained"] = time_sustained(graph, self.meter, SUSTAINED_S)
+        graphs = {n: g for n, g in self.graphs(candidates, tokens, routings).items() if n in found["arms"]}
+        for name, sustained in time_sustained(graphs, self.meter, SUSTAINED_S).items():
+            found["arms"][name]["sustained"] = sustained
         self.say(f"{tokens} tokens sustained")
 
     def graphs(self, candidates: Iterable[Candidate], tokens: int, routings: list[Inputs]) -> Figures:

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ REST = 0.6
 MAX_REST_S = 0.05
 LEAD_CYCLES = 100_000
 """The device waits so long before a replay is timed, while the host enqueues it."""
-BATCH_S = 0.02
+TURN_S = 0.1
+"""Several readings of the meter."""
 
 Times = dict[str, float]
 
@@ -55,13 +57,12 @@ def time_cool(graphs: Mapping[str, Captured], meter: Meter) -> dict[str, Times]:
     names = list(graphs)
     began = time.monotonic()
     for number in range(WARM_UPS + ROUNDS):
-        # Nobody always follows the same one.
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        for name in in_turn(names, number):
             replay_ms = time_replay(graphs[name])
             if number >= WARM_UPS:
                 times[name].append(replay_ms * 1e3 / CALLS)
             time.sleep(min(MAX_REST_S, REST * replay_ms / 1e3))
-    load = meter.read(began, time.monotonic())
+    load = meter.read((began, time.monotonic()))
     return {name: {**spread(values), **load} for name, values in times.items()}
 
 
@@ -76,27 +77,48 @@ def time_replay(graph: Captured) -> float:
     return float(start.elapsed_time(end))
 
 
-def time_sustained(graph: Captured, meter: Meter, seconds: float) -> Times:
-    """Replay a graph back to back; microseconds a call, clock and power of the second half."""
-    batch = max(1, round(BATCH_S / (time_replay(graph) / 1e3)))
-    marks: list[tuple[float, Any]] = []
-    began = time.monotonic()
-    while time.monotonic() - began < seconds or len(marks) < 3:
-        for _ in range(batch):
-            graph.replay()
-        mark = torch.cuda.Event(enable_timing=True)
-        mark.record()
-        marks.append((0.0, mark))
-        # One batch is always waiting, so the device never does.
-        if len(marks) > 1:
-            marks[-2][1].synchronize()
-            marks[-2] = (time.monotonic(), marks[-2][1])
-    marks[-1][1].synchronize()
-    marks[-1] = (time.monotonic(), marks[-1][1])
-    half = (len(marks) - 1) // 2
-    (first_s, first), (last_s, last) = marks[half], marks[-1]
-    calls = (len(marks) - 1 - half) * batch * CALLS
-    return {"median": first.elapsed_time(last) * 1e3 / calls, **meter.read(first_s, last_s)}
+def time_sustained(graphs: Mapping[str, Captured], meter: Meter, seconds: float) -> dict[str, Times]:
+    """Replay graphs in turns without a pause; microseconds a call, clock and power of its turns of the second half.
+
+    All have the same device below its power cap, as warm as all together make it. ``seconds`` are those of a graph.
+    """
+    batches = {name: max(1, round(TURN_S / (time_replay(graph) / 1e3))) for name, graph in graphs.items()}
+    marks = [Mark("", 0)]
+    rounds = max(2, round(seconds / TURN_S))
+    for number in range(rounds):
+        for name in in_turn(list(graphs), number):
+            for _ in range(batches[name]):
+                graphs[name].replay()
+            marks.append(Mark(name, number))
+            # One turn is always waiting, so the device never does.
+            marks[-2].reach()
+    marks[-1].reach()
+    found = {}
+    for name, batch in batches.items():
+        turns = [(a, b) for a, b in pairwise(marks) if b.name == name and b.number >= rounds // 2]
+        taken_us = [a.event.elapsed_time(b.event) * 1e3 / (batch * CALLS) for a, b in turns]
+        found[name] = {"median": statistics.median(taken_us), **meter.read(*((a.at_s, b.at_s) for a, b in turns))}
+    return found
+
+
+class Mark:
+    """The end of a turn on the device, and when the host knew of it."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number, self.at_s = name, number, 0.0
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record()
+
+    def reach(self) -> None:
+        """Wait until the device is there."""
+        self.event.synchronize()
+        self.at_s = time.monotonic()
+
+
+def in_turn(names: list[str], number: int) -> list[str]:
+    """Return names beginning with another one each time: nobody always follows the same one."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 def spread(values: Sequence[float]) -> Times:

@@ -186,7 +186,7 @@ def test_a_meter_without_its_library_reads_nothing_and_says_why(monkeypatch: pyt
     monkeypatch.setattr(meter, "LIBRARY", "libnobody.so.1")
     with meter.Meter("GPU-of-nobody") as found:
         assert "libnobody" in str(found.reason)
-        assert found.read(0.0, time.monotonic()) == {}
+        assert found.read((0.0, time.monotonic())) == {}
 
 
 def test_the_page_shows_the_figures_that_were_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 import time
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +60,7 @@ def measured(weights: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: None)
     monkeypatch.setattr(suite, "SUSTAINED_S", 0.0)
     monkeypatch.setattr(timing, "ROUNDS", 10)
-    monkeypatch.setattr(timing, "BATCH_S", 1e-4)
+    monkeypatch.setattr(timing, "TURN_S", 1e-4)
     monkeypatch.setattr(suite, "read_ceiling", lambda: {"1 GiB": 4.1})
     monkeypatch.setattr(suite, "synthetic_weights", lambda *_: weights)
 
@@ -142,3 +143,29 @@ def test_a_checkpoint_of_another_geometry_is_refused_before_anything_is_measured
     generate_checkpoint.write_checkpoint(tmp_path, generate_checkpoint.Recipe(model=model, layers=(0,), shards=1))
     with pytest.raises(SystemExit, match=r"hidden=512.*hidden=5120"):
         bench_moe.main(["--store", str(tmp_path / "no_store"), "--checkpoint", str(tmp_path)])
+
+
+def test_sustained_figures_are_of_turns_that_change_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: None)
+    replayed: list[str] = []
+
+    def replay(name: str, seconds: float) -> None:
+        replayed.append(name)
+        time.sleep(seconds)
+
+    def make_graph(name: str, seconds: float) -> Any:
+        return timing.Captured(graph=SimpleNamespace(replay=lambda: replay(name, seconds)), calls=())
+
+    read: list[tuple[float, float]] = []
+    meter = SimpleNamespace(read=lambda *spans: (read.extend(spans), {"watts": 1.0 * len(spans)})[1])
+    taken = {"slow": 0.02, "fast": 0.005, "fair": 0.01}
+    graphs = {name: make_graph(name, seconds) for name, seconds in taken.items()}
+    found = timing.time_sustained(graphs, meter, 0.6)
+    turns = [name for name, _ in groupby(replayed[len(graphs) :])]
+    # One name ends a round and begins the next, so that its two turns are one here.
+    assert turns[:5] == ["slow", "fast", "fair", "fast", "fair"]
+    for name, seconds in taken.items():
+        assert seconds * 1e6 <= found[name]["median"] * timing.CALLS < 2 * seconds * 1e6
+        assert found[name]["watts"] == 3
+    assert len(read) == 9 and all(first < last for first, last in read)
