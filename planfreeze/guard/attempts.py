@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from enum import Enum
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal, NamedTuple
 
 from planfreeze.settings import Mode
@@ -13,6 +13,7 @@ __all__ = [
     "Attempt",
     "Describe",
     "Facts",
+    "Install",
     "Mode",
     "NoAttempt",
     "Release",
@@ -119,6 +120,7 @@ NO_ATTEMPT = NoAttempt.NO_ATTEMPT
 
 Report = Callable[[Attempt], None]
 Release = Callable[[], None]
+Install = Callable[[ModuleType, Report], Release]
 # None: the call goes on with an attempt that was already reported, and so does all that it calls.
 Describe = Callable[[tuple[Any, ...], dict[str, Any]], Attempt | NoAttempt | None]
 

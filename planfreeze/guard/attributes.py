@@ -13,18 +13,16 @@ keeps the original and is not seen.
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from planfreeze.guard.attempts import Release, Report
+from planfreeze.guard.attempts import Install, Release, Report
 
 __all__ = ["exchange_bound_names", "set_attribute"]
 
 # A function that only its module's dictionary knows: that reference, and the argument of getrefcount.
 OWN_REFERENCES = 2
-
-Install = Callable[[ModuleType, Report], Release]
 
 
 def set_attribute(owner: type | ModuleType, name: str, value: object) -> None:

@@ -1,14 +1,15 @@
 """Roads: the ways to one compiler, each described in a file of its own."""
 
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
 from planfreeze import errors
-from planfreeze.guard.attempts import Describe, Release, Report
+from planfreeze.guard.attempts import Describe, Install, Release, Report
 from planfreeze.guard.gates import install_gate
 
-__all__ = ["Door", "Road", "watch_doors"]
+__all__ = ["Door", "LazyRoad", "Road", "watch_doors"]
 
 
 class Door(NamedTuple):
@@ -55,11 +56,36 @@ class Road(NamedTuple):
     name: str
     package: str
     modules: tuple[str, ...]
-    install: Callable[[ModuleType, Report], Release]
+    install: Install
     attempts: tuple[Callable[[], object], ...]
 
 
-def watch_doors(name: str, doors: tuple[Door, ...]) -> Callable[[ModuleType, Report], Release]:
+class LazyRoad:
+    """A road whose file is loaded when a module of it is there: a process meets few of the compilers there are.
+
+    Parameters are those of :class:`Road`; the file, beside this one, has the road's name.
+    """
+
+    def __init__(self, name: str, package: str, *modules: str) -> None:
+        self.name, self.package, self.modules = name, package, modules
+
+    def load(self) -> Road:
+        """Return the road."""
+        road: Road = import_module(f"planfreeze.guard.{self.name.replace('-', '_')}").road
+        return road
+
+    @property
+    def install(self) -> Install:
+        """What the road installs."""
+        return self.load().install
+
+    @property
+    def attempts(self) -> tuple[Callable[[], object], ...]:
+        """Deliberate attempts."""
+        return self.load().attempts
+
+
+def watch_doors(name: str, doors: tuple[Door, ...]) -> Install:
     """Return the ``install`` of a road that consists of doors.
 
     Raises

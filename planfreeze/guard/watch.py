@@ -9,24 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-from planfreeze.guard.attempts import Attempt, Mode, Release
+from planfreeze.guard.attempts import Attempt, Install, Mode, Release
 from planfreeze.guard.children import Announcement
-from planfreeze.guard.cpp_extension import road as cpp_extension_road
-from planfreeze.guard.cuda_core import road as cuda_core_road
-from planfreeze.guard.cupy import road as cupy_road
-from planfreeze.guard.cute import road as cute_road
 from planfreeze.guard.imports import ImportWatcher, is_importing, wait_for_imports
-from planfreeze.guard.inductor import road as inductor_road
-from planfreeze.guard.nvrtc import road as nvrtc_road
-from planfreeze.guard.ptx import road as ptx_road
-from planfreeze.guard.roads import Road, release_all
-from planfreeze.guard.spawn import road as spawn_road
-from planfreeze.guard.torch_compile import road as torch_compile_road
-from planfreeze.guard.torch_cuda import road as torch_cuda_road
-from planfreeze.guard.triton import road as triton_road
-from planfreeze.guard.triton_autotune import road as autotune_road
-from planfreeze.guard.triton_build import road as build_road
-from planfreeze.guard.triton_load import road as load_road
+from planfreeze.guard.roads import LazyRoad, Road, release_all
 from planfreeze.settings import read_guard_settings
 
 __all__ = [
@@ -42,21 +28,41 @@ __all__ = [
     "watch",
 ]
 
-ROADS: tuple[Road, ...] = (
-    triton_road,
-    autotune_road,
-    build_road,
-    load_road,
-    cute_road,
-    torch_compile_road,
-    inductor_road,
-    torch_cuda_road,
-    cpp_extension_road,
-    nvrtc_road,
-    cuda_core_road,
-    cupy_road,
-    ptx_road,
-    spawn_road,
+ROADS: tuple[Road | LazyRoad, ...] = (
+    LazyRoad("triton", "triton", "triton.compiler.compiler", "triton.compiler.code_generator"),
+    LazyRoad("triton-autotune", "triton", "triton.runtime.autotuner"),
+    LazyRoad("triton-build", "triton", "triton.runtime.build"),
+    LazyRoad("triton-load", "triton", "triton.compiler.compiler"),
+    LazyRoad(
+        "cute",
+        "cutlass",
+        "cutlass.base_dsl.compiler",
+        "cutlass.base_dsl.dsl",
+        "cutlass.cutlass_dsl.cutlass",
+        "cutlass.compiler",
+    ),
+    LazyRoad(
+        "torch-compile",
+        "torch",
+        "torch._dynamo.convert_frame",
+        "torch._dynamo.eval_frame",
+        "torch._dynamo.aot_compile",
+    ),
+    LazyRoad(
+        "inductor",
+        "torch",
+        "torch._inductor.compile_fx",
+        "torch._inductor.async_compile",
+        "torch._inductor.codecache",
+        "torch._inductor.compile_worker.subproc_pool",
+    ),
+    LazyRoad("torch-cuda", "torch", "torch.cuda._utils"),
+    LazyRoad("cpp-extension", "torch", "torch.utils.cpp_extension"),
+    LazyRoad("nvrtc", "cuda.bindings", "cuda.bindings.nvrtc", "cuda.bindings.nvvm", "cuda.bindings.nvjitlink"),
+    LazyRoad("cuda-core", "cuda.core", "cuda.core._program", "cuda.core._linker", "cuda.core._module"),
+    LazyRoad("cupy", "cupy", "cupy.cuda.compiler", "cupy_backends.cuda.libs.nvrtc", "cupy.cuda.function"),
+    LazyRoad("ptx", "cuda.bindings", "cuda.bindings.driver", "cuda.bindings.runtime"),
+    LazyRoad("spawn", "sys", "sys", "os"),
 )
 
 
@@ -90,9 +96,10 @@ class ProbeStopped(BaseException):
 
 
 class ThreadState(threading.local):
-    """Whether this thread makes deliberate attempts, which no guard hears of."""
+    """Whether this thread makes deliberate attempts, which no guard hears of, and whether it loads a road."""
 
     is_probing = False
+    is_loading = False
 
 
 probing = ThreadState()
@@ -103,13 +110,13 @@ class Watch:
 
     Parameters
     ----------
-    roads : tuple of Road
+    roads : tuple of Road or LazyRoad
         What to watch.
     announcement : Announcement, optional
         Tells the children of this process; None leaves them alone.
     """
 
-    def __init__(self, roads: tuple[Road, ...], announcement: Announcement | None = None) -> None:
+    def __init__(self, roads: tuple[Road | LazyRoad, ...], announcement: Announcement | None = None) -> None:
         self.roads = roads
         self.announcement = announcement
         self.armed: tuple[Listener, ...] = ()
@@ -153,31 +160,41 @@ class Watch:
 
     def look_around(self) -> None:
         """Hook modules that are loaded and were not seen yet."""
+        if probing.is_loading:
+            return
         for name in self.names:
             module = sys.modules.get(name)
             if module is None or self.seen.get(name) is module or is_importing(module):
                 continue
-            with self.lock:
-                if self.seen.get(name) is not module:
-                    self.arrived(module)
+            self.arrived(module, is_executed=False)
 
-    def arrived(self, module: ModuleType) -> None:
-        """Hook a module that was just executed; after a reload its functions are new ones."""
+    def arrived(self, module: ModuleType, *, is_executed: bool = True) -> None:
+        """Hook a module that was not seen yet, or was just executed: after a reload its functions are new ones."""
+        if not self.armed:
+            return
+        installs = self.load_roads(module)
         with self.lock:
-            if not self.armed:
+            if not self.armed or (self.seen.get(module.__name__) is module and not is_executed):
                 return
             # A module whose hooks do not fit counts as not seen, also one that was seen before it was reloaded.
             self.seen.pop(module.__name__, None)
-            self.releases += self.install(module)
+            self.releases += self.install(module, installs)
             self.seen[module.__name__] = module
 
-    def install(self, module: ModuleType) -> list[Release]:
+    def load_roads(self, module: ModuleType) -> list[Install]:
+        """Load the roads of a module, which imports: nobody looks around for it, and the lock is not held."""
+        was_loading, probing.is_loading = probing.is_loading, True
+        try:
+            return [road.install for road in self.roads if module.__name__ in road.modules]
+        finally:
+            probing.is_loading = was_loading
+
+    def install(self, module: ModuleType, installs: list[Install]) -> list[Release]:
         """Put the hooks of every road in a module in place, or none."""
         releases: list[Release] = []
         try:
-            for road in self.roads:
-                if module.__name__ in road.modules:
-                    releases.append(road.install(module, self.report))
+            for install in installs:
+                releases.append(install(module, self.report))
         except BaseException:
             release_all(releases)
             raise

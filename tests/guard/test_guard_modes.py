@@ -149,14 +149,16 @@ def test_a_proof_without_a_guard_is_false() -> None:
     assert self_test().keys() == {road.name for road in ROADS}
 
 
-def test_arming_and_releasing_imports_nothing(run_script) -> None:
+def test_arming_and_releasing_imports_no_compiler_and_no_road_to_one_that_is_not_there(run_script) -> None:
     checks = """
-    from planfreeze.guard import no_compilation
+    from planfreeze.guard import no_compilation, road_names
     before = set(sys.modules)
     with no_compilation():
         pass
-    assert set(sys.modules) == before
-    loaded = {name.partition(".")[0] for name in before}
+    new = {name for name in sys.modules.keys() - before if name.startswith("planfreeze")}
+    assert "planfreeze.guard.spawn" in new
+    assert not {road.replace("-", "_") for road in road_names()} & {name.split(".")[-1] for name in new} - {"spawn"}, new
+    loaded = {name.partition(".")[0] for name in sys.modules}
     assert not loaded & {"triton", "cutlass", "torch", "numpy"}, loaded
     """
     run_script(checks)

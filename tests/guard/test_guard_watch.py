@@ -11,8 +11,8 @@ import pytest
 
 from planfreeze.errors import UnwatchableRoad
 from planfreeze.guard.attempts import Attempt
-from planfreeze.guard.roads import Door, Road, watch_doors
-from planfreeze.guard.watch import Watch
+from planfreeze.guard.roads import Door, LazyRoad, Road, watch_doors
+from planfreeze.guard.watch import ROADS, Watch
 
 
 class RefusedError(Exception):
@@ -71,6 +71,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
         importlib.invalidate_caches()
 
     return write_module
+
+
+@pytest.mark.parametrize("lazy", ROADS, ids=lambda lazy: lazy.name)
+def test_what_is_said_of_a_road_before_its_file_is_loaded_is_what_the_file_says(lazy: LazyRoad) -> None:
+    road = lazy.load()
+    assert (lazy.name, lazy.package, lazy.modules) == (road.name, road.package, road.modules)
 
 
 def test_a_loaded_module_is_hooked_when_armed_and_free_when_released(watch: Watch, write) -> None:
