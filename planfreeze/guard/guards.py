@@ -41,7 +41,7 @@ class Guard:
 
     Notes
     -----
-    Arming imports nothing: a compiler that is not loaded is hooked when it is imported. Several guards may be
+    Arming imports no compiler: one that is not loaded is hooked when it is imported. Several guards may be
     armed; each counts every attempt, and the innermost one that refuses raises. What a compile that was let
     through calls in the same thread is part of it and not counted again. A compile that runs in another thread
     while the guard is armed may finish. Python children started while it is armed arm a guard of the same mode.
