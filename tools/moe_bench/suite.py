@@ -39,7 +39,7 @@ FEW_TOKENS, ROUTINGS, MORE_ROUTINGS = 8, 5, 20
 """Up to so many tokens, five routings read so little that the L2 keeps some of it: then every call has its own."""
 BASELINE_TOLERANCE = 1e-2
 """Relative L2 error of a baseline that computes the same layer; it rounds in other places than the reference."""
-SUSTAINED_S = 0.7
+SUSTAINED_S = 1.4
 UNLIMITED = "inline_always"
 
 Figures = dict[str, Any]

@@ -18,8 +18,6 @@ REST = 0.6
 MAX_REST_S = 0.05
 LEAD_CYCLES = 100_000
 """The device waits so long before a replay is timed, while the host enqueues it."""
-TURN_S = 0.1
-"""Several readings of the meter."""
 
 Times = dict[str, float]
 
@@ -57,7 +55,10 @@ def time_cool(graphs: Mapping[str, Captured], meter: Meter) -> dict[str, Times]:
     names = list(graphs)
     began = time.monotonic()
     for number in range(WARM_UPS + ROUNDS):
-        for name in in_turn(names, number):
+        # Nobody always follows the same one.
+        first = number % len(names)
+        order = names[first:] + names[:first]
+        for name in order if number % 2 else reversed(order):
             replay_ms = time_replay(graphs[name])
             if number >= WARM_UPS:
                 times[name].append(replay_ms * 1e3 / CALLS)
@@ -78,34 +79,34 @@ def time_replay(graph: Captured) -> float:
 
 
 def time_sustained(graphs: Mapping[str, Captured], meter: Meter, seconds: float) -> dict[str, Times]:
-    """Replay graphs in turns without a pause; microseconds a call, clock and power of its turns of the second half.
+    """Replay graphs without a pause, each in two turns; microseconds a call, clock and power of half of each turn.
 
-    All have the same device below its power cap, as warm as all together make it. ``seconds`` are those of a graph.
+    The first half is for the device to come to the power of the graph. Who was first of all is last in the end: the
+    device is as warm as those before have made it. ``seconds`` are those of a graph.
     """
-    batches = {name: max(1, round(TURN_S / (time_replay(graph) / 1e3))) for name, graph in graphs.items()}
-    marks = [Mark("", 0)]
-    rounds = max(2, round(seconds / TURN_S))
-    for number in range(rounds):
-        for name in in_turn(list(graphs), number):
+    batches = {name: max(1, round(seconds / 4 / (time_replay(graph) / 1e3))) for name, graph in graphs.items()}
+    marks = [Mark("", is_counted=False)]
+    for name in (*graphs, *reversed(graphs)):
+        for is_counted in (False, True):
             for _ in range(batches[name]):
                 graphs[name].replay()
-            marks.append(Mark(name, number))
-            # One turn is always waiting, so the device never does.
+            marks.append(Mark(name, is_counted=is_counted))
+            # One half is always waiting, so the device never does.
             marks[-2].reach()
     marks[-1].reach()
     found = {}
     for name, batch in batches.items():
-        turns = [(a, b) for a, b in pairwise(marks) if b.name == name and b.number >= rounds // 2]
-        taken_us = [a.event.elapsed_time(b.event) * 1e3 / (batch * CALLS) for a, b in turns]
-        found[name] = {"median": statistics.median(taken_us), **meter.read(*((a.at_s, b.at_s) for a, b in turns))}
+        halves = [(a, b) for a, b in pairwise(marks) if b.name == name and b.is_counted]
+        taken_us = [a.event.elapsed_time(b.event) * 1e3 / (batch * CALLS) for a, b in halves]
+        found[name] = {"median": statistics.median(taken_us), **meter.read(*((a.at_s, b.at_s) for a, b in halves))}
     return found
 
 
 class Mark:
-    """The end of a turn on the device, and when the host knew of it."""
+    """The end of half a turn on the device, and when the host knew of it."""
 
-    def __init__(self, name: str, number: int) -> None:
-        self.name, self.number, self.at_s = name, number, 0.0
+    def __init__(self, name: str, *, is_counted: bool) -> None:
+        self.name, self.is_counted, self.at_s = name, is_counted, 0.0
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record()
 
@@ -113,12 +114,6 @@ class Mark:
         """Wait until the device is there."""
         self.event.synchronize()
         self.at_s = time.monotonic()
-
-
-def in_turn(names: list[str], number: int) -> list[str]:
-    """Return names beginning with another one each time: nobody always follows the same one."""
-    first = number % len(names)
-    return names[first:] + names[:first]
 
 
 def spread(values: Sequence[float]) -> Times:
