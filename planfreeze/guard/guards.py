@@ -58,6 +58,8 @@ class Guard:
         self.mode: Mode = mode
         self.explain = explain
         self.allowed = allowed
+        # Held, so that a refusal imports nothing.
+        self.refusal = errors.CompilationForbidden
         self.is_armed = False
         self.lock = threading.Lock()
         self.counts: Counter[str] = Counter()
@@ -113,7 +115,7 @@ class Guard:
         """
         if self.mode == "count":
             return
-        refusal = errors.CompilationForbidden(attempt, self.explain(attempt) if self.explain else "")
+        refusal = self.refusal(attempt, self.explain(attempt) if self.explain else "")
         if self.mode == "raise":
             raise refusal
         filename, _, line = attempt.location.rpartition(":")

@@ -132,6 +132,9 @@ class Watch:
     def arm(self, guard: Listener) -> None:
         """Add a guard, innermost; the first one puts the hooks in place. All or nothing."""
         log = read_guard_settings().log
+        # Before the finder is there: who looks around in the midst of an import had better import nothing.
+        for name in self.names & sys.modules.keys():
+            self.load_roads(name)
         with self.lock:
             if not self.armed:
                 sys.meta_path.insert(0, self.finder)
@@ -172,7 +175,7 @@ class Watch:
         """Hook a module that was not seen yet, or was just executed: after a reload its functions are new ones."""
         if not self.armed:
             return
-        installs = self.load_roads(module)
+        installs = self.load_roads(module.__name__)
         with self.lock:
             if not self.armed or (self.seen.get(module.__name__) is module and not is_executed):
                 return
@@ -181,11 +184,11 @@ class Watch:
             self.releases += self.install(module, installs)
             self.seen[module.__name__] = module
 
-    def load_roads(self, module: ModuleType) -> list[Install]:
+    def load_roads(self, name: str) -> list[Install]:
         """Load the roads of a module, which imports: nobody looks around for it, and the lock is not held."""
         was_loading, probing.is_loading = probing.is_loading, True
         try:
-            return [road.install for road in self.roads if module.__name__ in road.modules]
+            return [road.install for road in self.roads if name in road.modules]
         finally:
             probing.is_loading = was_loading
 

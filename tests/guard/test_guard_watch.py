@@ -185,3 +185,38 @@ def test_a_module_that_became_another_version_is_refused_until_its_hooks_fit(wat
     importlib.import_module("toy_other")
     with pytest.raises(RefusedError):
         module.Compiler().lower()
+
+
+class Importing(LazyRoad):
+    """A road whose file imports a module of its own, and says whether the watch's finder was there by then."""
+
+    def __init__(self, watch: Watch, helper: str) -> None:
+        super().__init__("toy", "toy_compiler", "toy_compiler", "toy_twin")
+        self.watch, self.helper, self.was_watched = watch, helper, list[bool]()
+
+    def load(self) -> Road:
+        if self.helper not in sys.modules:
+            self.was_watched.append(self.watch.finder in sys.meta_path)
+            importlib.import_module(self.helper)
+        return ROAD
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_road_to_what_is_there_is_loaded_before_and_others_once_while_nobody_looks_around(
+    watch: Watch, write, is_late: bool
+) -> None:
+    write("toy_compiler", COMPILER)
+    write("toy_twin", COMPILER)
+    write("toy_helper", "")
+    road = Importing(watch, "toy_helper")
+    watch.roads, watch.names = (road,), frozenset(road.modules)
+    watch.finder.names = watch.names
+    if not is_late:
+        importlib.import_module("toy_compiler")
+    watch.arm(Refusing())
+    # Not seen yet when the road is loaded: to look around then would load it again, without end.
+    sys.modules["toy_twin"] = type(sys)("toy_twin")
+    sys.modules["toy_twin"].Compiler = type("Compiler", (), {"lower": lambda self: None})  # type: ignore[attr-defined]
+    with pytest.raises(RefusedError):
+        importlib.import_module("toy_compiler").Compiler().lower()
+    assert road.was_watched == [is_late]
