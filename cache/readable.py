@@ -8,7 +8,7 @@ from planfreeze import errors
 from planfreeze.cache.layout import Kind
 from planfreeze.cache.store import Entry, Store
 
-__all__ = ["ReadableStore", "open_readable"]
+__all__ = ["ReadableStore", "is_pack_name", "open_readable"]
 
 
 class ReadableStore(Protocol):
@@ -50,11 +50,11 @@ def open_readable(path: Path | str, *, is_trusted: bool = False, trusted_keys: S
     ------
     StoreMissing, StoreTooNew, DamagedStore, StoreUnusable
         As :meth:`planfreeze.cache.store.Store.open`.
-    DamagedPack, PackTooNew, UntrustedPack, UnreadableKey, ExtraMissing
+    PackMissing, DamagedPack, PackTooNew, UntrustedPack, UnreadableKey, ExtraMissing
         As :meth:`planfreeze.cache.pack.Pack.open`.
     """
     try:
-        is_pack = Path(path).is_file()
+        is_pack = Path(path).is_file() or (is_pack_name(path) and not Path(path).exists())
     except OSError as error:
         raise errors.StoreUnusable(str(path), f"it cannot be reached: {error.strerror}") from error
     if is_pack:
@@ -62,3 +62,8 @@ def open_readable(path: Path | str, *, is_trusted: bool = False, trusted_keys: S
 
         return Pack.open(path, is_trusted=is_trusted, trusted_keys=trusted_keys)
     return Store.open(path, is_trusted=is_trusted)
+
+
+def is_pack_name(path: Path | str) -> bool:
+    """Tell whether a path has the suffix of packs: where nothing is there, a pack is missing, and no store."""
+    return Path(path).suffix == ".pfz"

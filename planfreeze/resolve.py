@@ -69,6 +69,11 @@ class Resolution(Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
     damaged: tuple[str, ...]
 
+    @property
+    def total(self) -> int:
+        """Programs that were asked for."""
+        return len(self.programs) + len(self.missing) + len(self.damaged)
+
     def check(self) -> tuple[ResolvedProgram, ...]:
         """Return the programs when they are the whole plan.
 
@@ -79,9 +84,9 @@ class Resolution(Struct, frozen=True, kw_only=True):
         """
         facts = (self.store, self.command)
         if self.damaged:
-            raise errors.DamagedPrograms(self.plan.name, len(self.plan.entries), self.damaged, *facts)
+            raise errors.DamagedPrograms(self.plan.name, self.total, self.damaged, *facts)
         if self.missing:
-            raise errors.MissingPrograms(self.plan.name, len(self.plan.entries), self.missing, *facts)
+            raise errors.MissingPrograms(self.plan.name, self.total, self.missing, *facts)
         return self.programs
 
 

@@ -213,6 +213,10 @@ def test_the_command_in_an_error_carries_options_and_file(tmp_path: Path, store:
 def test_a_program_the_plan_lacks_is_told_from_one_the_store_lacks(store: Path) -> None:
     _, stdout, _ = run("replay", *DS41, "--store", store, "--json")
     assert all(name.endswith(": not in the frozen plan") for name in json.loads(stdout)["missing"])
+    assert run("build", *MODEL, "--arch", "sm_90a", "--capacity", "8", "--store", store)[0] == 0
+    status, stdout, stderr = run("replay", *MODEL, "--arch", "sm_90a", "--capacity", "8,64", "--store", store, "--json")
+    resolved, lacking = json.loads(stdout)["resolved"], len(json.loads(stdout)["missing"])
+    assert status == 3 and lacking > 0 and f"{lacking} of {resolved + lacking} programs of" in stderr
 
 
 def test_text_that_looks_like_markup_is_shown_as_it_is(store: Path) -> None:

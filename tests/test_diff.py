@@ -250,6 +250,9 @@ def test_what_cannot_be_compared_has_its_own_status(workshop, tmp_path):
     assert run("diff", store.path, "nothing", "--store", store.path)[0] == 3
     assert run("diff", store.path, f"nothing@{tmp_path / 'none'}")[0] == 3
     assert run("diff", store.path, "@", "--store", store.path)[0] in (2, 3)
+    for missing, what in ((tmp_path / "none", "store"), (tmp_path / "none.pfz", "pack"), ("none.pfz", "pack")):
+        status, _, stderr = run("diff", missing, store.path, "--store", store.path)
+        assert status == 3 and f"there is no {what} at {missing}" in " ".join(stderr.split())
     (plan,) = find_plans(store, None)
     store.layout.entry("blob", plan.entries[0].blob).write_bytes(b"damage")
     assert run("diff", store.path, store.path)[0] == 4

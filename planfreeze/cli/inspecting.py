@@ -1,5 +1,6 @@
 """Commands that look at single programs: show them, compare them."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,10 +104,11 @@ def compare_command(
 
 def open_side(text: str, store: Path | None, *, is_trusted: bool) -> "Side":
     """Open what one side of a comparison names: a path with all its plans, a plan at a path, a plan of the store."""
+    from planfreeze.cache.readable import is_pack_name
     from planfreeze.comparison import Side
     from planfreeze.resolve import find_plans
 
-    if Path(text).exists():
+    if Path(text).exists() or os.sep in text.partition("@")[0] or is_pack_name(text.partition("@")[0]):
         opened = open_store(Path(text), writable=False, is_trusted=is_trusted)
         return Side(store=opened, plans=find_plans(opened, None))
     plan, _, place = text.rpartition("@")
