@@ -91,7 +91,8 @@ def list_stages(sharded: ShardedModel, arch: str, capacity: int, mode: ScaleMode
     Planes that a call writes, by expanding or by decoding, are complete before routes are looked at. The order is also
     what lets launches overlap (see :mod:`planfreeze.kernels.mma.launch`): before ``route_plan`` stands one that waits
     first or a plain one; ``split_fc2`` follows ``split_fc1``, whose rows it waits for tile by tile; ``micro_fc2``,
-    which reads ids, weights and scales before it waits, follows ``micro_act``, and that ``micro_fc1``.
+    which reads ids, weights and scales before it waits, follows ``micro_act``, and that ``micro_fc1``. That reads the
+    same before it waits: between it and what writes its plane stands what writes the other, by a plain launch.
     """
     id_bits = ID_BITS[id_type]
     is_inline = mode is ScaleMode.INLINE

@@ -9,7 +9,7 @@ from planfreeze.errors import CapacityExceeded, SeveralArms, UnavailableArm, Uns
 from planfreeze.kernels.moe.programs import enumerate_programs
 from planfreeze.kernels.moe.rules import Backend, ScaleMode, shard
 from planfreeze.kernels.moe.scratch import Counts
-from planfreeze.kernels.moe.stages import list_stages
+from planfreeze.kernels.moe.stages import PLAIN_STAGES, list_stages
 from planfreeze.models import Arm, PlanOptions
 from planfreeze.settings import read_settings
 from planfreeze.target import target
@@ -63,6 +63,17 @@ def test_launches_that_overlap_stand_behind_those_they_may_overlap(arch: str, ar
             if "route_plan" in names:
                 assert names[names.index("route_plan") - 1] in {"act_quant", *plain}
                 assert names.index("split_fc2") == names.index("split_fc1") + 1 == names.index("route_plan") + 2
+            if "micro_fc1" in names:
+                # It reads scales before it waits: what writes their plane is complete.
+                assert (
+                    names[names.index("micro_fc1") - 1]
+                    in {"act_quant", "expand_w2", "csf_decode_w2"}
+                    <= {
+                        "act_quant",
+                        *PLAIN_STAGES,
+                    }
+                )
+                assert names.index("micro_fc2") == names.index("micro_act") + 1 == names.index("micro_fc1") + 2
 
 
 def test_kernels_read_inline_where_the_mode_says_so_and_nowhere_else() -> None:
