@@ -254,8 +254,7 @@ class Session:
                 finish.callback(program.unload, self._refusal)
             if self._guard is not None:
                 self._guard.release()
-            self._guard = None
-            self._programs = {}
+            self._guard, self._programs = None, {}
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from planfreeze import errors, guard, settings
+from planfreeze import errors, settings
 from planfreeze.cli import app
 from planfreeze.guard.watch import ROADS
 
@@ -96,11 +96,6 @@ def errors_page() -> str:
 
 def roads_page() -> str:
     """Return the page of roads to a compiler."""
-    described = {
-        module.road: module
-        for module in sys.modules.values()
-        if module.__name__.startswith(f"{guard.__name__}.") and hasattr(module, "road")
-    }
     rows = [(f"[{road.name}](#{road.name})", f"`{road.package}`", str(len(road.attempts))) for road in ROADS]
     parts = [
         "The ways to a compiler that a guard watches, in the order of its registry. "
@@ -110,7 +105,7 @@ def roads_page() -> str:
     ]
     for road in ROADS:
         watched = ", ".join(f"`{name}`" for name in road.modules)
-        parts += [f"## {road.name}", code_marks(inspect.getdoc(described[road]) or ""), f"Watched modules: {watched}."]
+        parts += [f"## {road.name}", code_marks(inspect.getdoc(road.file) or ""), f"Watched modules: {watched}."]
     return page("Roads to a compiler", *parts)
 
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from planfreeze import errors
-from planfreeze.guard.roads import LazyRoad, Road
+from planfreeze.guard.roads import LazyRoad
 from planfreeze.guard.watch import ROADS, ProbeStopped, probing, watch
 
 __all__ = ["Proof", "prove", "self_test"]
@@ -42,7 +42,7 @@ def self_test() -> dict[str, Proof]:
     return {road.name: prove(road.name) for road in ROADS}
 
 
-def is_importable(road: Road | LazyRoad) -> bool:
+def is_importable(road: LazyRoad) -> bool:
     """Tell whether the modules of a road can be found; finding one imports the packages above it."""
     try:
         return all(find_spec(name) is not None for name in (road.package, road.modules[0]))
@@ -50,7 +50,7 @@ def is_importable(road: Road | LazyRoad) -> bool:
         return False
 
 
-def is_stopped(road: Road | LazyRoad, index: int) -> bool:
+def is_stopped(road: LazyRoad, index: int) -> bool:
     """Make one deliberate attempt; whatever else becomes of it, also at another road's hook, it was not stopped."""
     probing.is_probing = True
     try:

@@ -69,9 +69,14 @@ class LazyRoad:
     def __init__(self, name: str, package: str, *modules: str) -> None:
         self.name, self.package, self.modules = name, package, modules
 
+    @property
+    def file(self) -> ModuleType:
+        """The module that describes the road."""
+        return import_module(f"planfreeze.guard.{self.name.replace('-', '_')}")
+
     def load(self) -> Road:
         """Return the road."""
-        road: Road = import_module(f"planfreeze.guard.{self.name.replace('-', '_')}").road
+        road: Road = self.file.road
         return road
 
     @property

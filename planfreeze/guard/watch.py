@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -28,7 +28,7 @@ __all__ = [
     "watch",
 ]
 
-ROADS: tuple[Road | LazyRoad, ...] = (
+ROADS = (
     LazyRoad("triton", "triton", "triton.compiler.compiler", "triton.compiler.code_generator"),
     LazyRoad("triton-autotune", "triton", "triton.runtime.autotuner"),
     LazyRoad("triton-build", "triton", "triton.runtime.build"),
@@ -110,13 +110,13 @@ class Watch:
 
     Parameters
     ----------
-    roads : tuple of Road or LazyRoad
+    roads : sequence of Road or LazyRoad
         What to watch.
     announcement : Announcement, optional
         Tells the children of this process; None leaves them alone.
     """
 
-    def __init__(self, roads: tuple[Road | LazyRoad, ...], announcement: Announcement | None = None) -> None:
+    def __init__(self, roads: Sequence[Road | LazyRoad], announcement: Announcement | None = None) -> None:
         self.roads = roads
         self.announcement = announcement
         self.armed: tuple[Listener, ...] = ()
