@@ -160,7 +160,7 @@ class InlineHalves:
     ):
         """Start the copies of one step from ``source``, and of the row bases in a task's first step.
 
-        ``landed`` completes when those of all warpgroups are there.
+        ``landed`` completes when those of all warpgroups are there. Unless it ``arrives``, that is left to the caller.
         """
         landed = stage + self.pipeline.landed
         target = stage + self.pipeline.staged_scales + warpgroup * (2 * STAGED_BLOCK_BYTES)
