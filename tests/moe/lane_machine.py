@@ -101,6 +101,8 @@ class Block:
 
     @contextlib.contextmanager
     def elect_one(self):
+        # elect.sync is where the lanes of a warp wait for each other: none is left behind at a barrier.
+        self.exchange()
         here.is_elected = here.thread % 32 == 0
         yield
         here.is_elected = True
