@@ -64,15 +64,9 @@ def test_launches_that_overlap_stand_behind_those_they_may_overlap(arch: str, ar
                 assert names[names.index("route_plan") - 1] in {"act_quant", *plain}
                 assert names.index("split_fc2") == names.index("split_fc1") + 1 == names.index("route_plan") + 2
             if "micro_fc1" in names:
+                ready = {"act_quant", *PLAIN_STAGES}
                 # It reads scales before it waits: what writes their plane is complete.
-                assert (
-                    names[names.index("micro_fc1") - 1]
-                    in {"act_quant", "expand_w2", "csf_decode_w2"}
-                    <= {
-                        "act_quant",
-                        *PLAIN_STAGES,
-                    }
-                )
+                assert names[names.index("micro_fc1") - 1] in {"act_quant", "expand_w2", "csf_decode_w2"} <= ready
                 assert names.index("micro_fc2") == names.index("micro_act") + 1 == names.index("micro_fc1") + 2
 
 
