@@ -1,4 +1,4 @@
-"""Timing with CUDA graphs: rounds that keep the clock up, and replays back to back until the power cap."""
+"""Timing with CUDA graphs: rounds that keep the clock up, and turns without rests, at the power of each graph."""
 
 import statistics
 import time
