@@ -75,6 +75,7 @@ class Block:
     """One thread block: its shared memory, barriers and copy engine, and the instructions over them."""
 
     late_bytes = None
+    late_tensors = ()
 
     def __init__(self, memory, launch, seed):
         self.memory, self.threads = memory, launch.block[0]
@@ -83,6 +84,8 @@ class Block:
         self.warps = [Meeting(self.turns, 32) for _ in range(self.threads // 32)]
         self.warpgroups = [Meeting(self.turns, 128) for _ in range(self.threads // 128)]
         self.block = Meeting(self.turns, self.threads)
+        for address, data in self.late_tensors:
+            memory[address : address + data.size] = 0xFF
 
     def run(self, body):
         def run_thread(thread):
@@ -143,6 +146,12 @@ class Block:
         """Let all others go on as far as they can before bytes are expected that are to be expected late."""
         if int(size_bytes) == self.late_bytes:
             self.turns.wait_for_others()
+
+    def wait_for_launch(self):
+        """Wait for the launch before this one, which makes the late tensors."""
+        self.turns.wait_for_others()
+        for address, data in self.late_tensors:
+            self.memory[address : address + data.size] = data
 
     def start_products(self, fragments, descriptor):
         lanes = self.meet((fragments, descriptor))
@@ -209,7 +218,7 @@ class Block:
             shuffle_sync=lambda value, lane: self.exchange(value)[int(lane)],
             vote_any_sync=lambda holds: any(self.exchange(bool(holds))),
             vote_ballot_sync=lambda holds: sum(bit << lane for lane, bit in enumerate(self.exchange(bool(holds)))),
-            griddepcontrol_wait=self.turns.wait_for_others,
+            griddepcontrol_wait=self.wait_for_launch,
             griddepcontrol_launch_dependents=lambda: None,
         )
         return SimpleNamespace(arch=arch, make_rmem_tensor=lambda shape, kind: [None] * shape[0])
@@ -225,16 +234,20 @@ def place(parts):
     return np.concatenate(memory), addresses
 
 
-def run(source, blocks, tensors, scalars, *, is_reversed=False, late_bytes=None):
+def run(source, blocks, tensors, scalars, *, is_reversed=False, late_bytes=None, late_tensors=0):
     """Run the kernel of a source over tensors; return the last of them as the kernel left it.
 
     Blocks run one after the other, the last one first if ``is_reversed``. Wherever ``late_bytes`` bytes are expected,
-    that happens as late as it can.
+    that happens as late as it can. The first ``late_tensors`` tensors are poison until the block has waited for the
+    launch before this one.
     """
     memory, addresses = place(tensors)
+    made = zip(addresses[:late_tensors], tensors[:late_tensors], strict=True)
+    late = [(address, memory[address : address + tensor.nbytes].copy()) for address, tensor in made]
     parameters = (*(np.int64(address) for address in addresses), *(np.int32(value) for value in scalars))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Block, "late_bytes", late_bytes)
+        patch.setattr(Block, "late_tensors", late)
         run_blocks(patch, source, blocks, memory, parameters, is_reversed=is_reversed)
     output = tensors[-1]
     return memory[addresses[-1] : addresses[-1] + output.nbytes].view(output.dtype).reshape(output.shape)

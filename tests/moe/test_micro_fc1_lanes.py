@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from planfreeze.kernels.mma.stage_sm_90a import ROW_BYTES, ROW_SCALE_BYTES
+from planfreeze.kernels.mma.stage_sm_90a import GROUP_SCALE_BYTES, ROW_BYTES, ROW_SCALE_BYTES
 from planfreeze.kernels.moe.geometry import projection_parts
 from planfreeze.kernels.moe.micro_fc1 import MicroFc1Payload, micro_fc1
 from planfreeze.kernels.moe.reference import (
@@ -112,10 +112,21 @@ def test_both_storages_give_the_same_projections(lane_machine, hidden, intermedi
     check_projections(problem, native)
 
 
-@pytest.mark.parametrize("csf_inline", [False, True])
-def test_a_row_that_is_expected_late_is_waited_for(lane_machine, csf_inline):
+@pytest.mark.parametrize(
+    ("csf_inline", "late_bytes"),
+    [(False, ROW_BYTES + ROW_SCALE_BYTES), (True, ROW_BYTES + ROW_SCALE_BYTES), (True, GROUP_SCALE_BYTES)],
+    ids=["native row", "inline row", "raw words"],
+)
+def test_what_is_expected_late_is_waited_for(lane_machine, csf_inline, late_bytes):
     problem = make_problem(hidden=768, intermediate=64, ids=(2, 0), top_k=2)
-    how = {"csf_inline": csf_inline, "id_bits": 32, "blocks": 1, "late_bytes": ROW_BYTES + ROW_SCALE_BYTES}
+    how = {"csf_inline": csf_inline, "id_bits": 32, "blocks": 1, "late_bytes": late_bytes}
+    check_projections(problem, run_problem(lane_machine, problem, **how))
+
+
+@pytest.mark.parametrize("csf_inline", [False, True])
+def test_activations_are_read_after_the_launch_that_makes_them(lane_machine, csf_inline):
+    problem = make_problem(hidden=768, intermediate=64, ids=(2, 0), top_k=2)
+    how = {"csf_inline": csf_inline, "id_bits": 64, "blocks": 2, "late_tensors": 2}
     check_projections(problem, run_problem(lane_machine, problem, **how))
 
 

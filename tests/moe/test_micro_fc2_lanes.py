@@ -14,7 +14,7 @@ from planfreeze.kernels.moe.reference import (
     dequantise_mxfp8,
 )
 from planfreeze.kernels.moe.weights import pack_w2
-from planfreeze.kernels.scales.geometry import ScaleGeometry
+from planfreeze.kernels.scales.geometry import RAW_TILE_BYTES, ScaleGeometry
 from planfreeze.kernels.scales.inline import encode
 from planfreeze.kernels.scales.native import native_plane
 from planfreeze.target import target
@@ -119,11 +119,24 @@ def test_both_storages_give_the_same_rows(lane_machine):
     problem.check(native)
 
 
-@pytest.mark.parametrize("csf_inline", [False, True])
-def test_a_row_that_is_expected_late_is_waited_for(lane_machine, csf_inline):
-    problem = Problem(intermediate=192, ids=(2, 0))
-    how = {"csf_inline": csf_inline, "id_bits": 32, "blocks": 1, "late_bytes": ROW_BYTES + ROW_SCALE_BYTES}
+@pytest.mark.parametrize(
+    ("csf_inline", "late_bytes"),
+    [(False, ROW_BYTES + ROW_SCALE_BYTES), (True, ROW_BYTES + ROW_SCALE_BYTES), (True, RAW_TILE_BYTES)],
+    ids=["native row", "inline row", "raw words"],
+)
+# Two steps, all ahead in the first task, and six steps of which two are not.
+@pytest.mark.parametrize("intermediate", [192, 704])
+def test_what_is_expected_late_is_waited_for(lane_machine, csf_inline, late_bytes, intermediate):
+    problem = Problem(intermediate=intermediate, ids=(2, 0))
+    # The tasks of the second block have raw tiles, the first one too.
+    how = {"csf_inline": csf_inline, "id_bits": 32, "blocks": 2, "late_bytes": late_bytes}
     problem.check(problem.run(lane_machine, **how))
+
+
+@pytest.mark.parametrize("csf_inline", [False, True])
+def test_the_intermediate_is_read_after_the_launch_that_makes_it(lane_machine, csf_inline):
+    problem = Problem(intermediate=192, ids=(2, 0))
+    problem.check(problem.run(lane_machine, csf_inline=csf_inline, id_bits=64, blocks=2, late_tensors=1))
 
 
 def test_tasks_of_one_step(lane_machine):
