@@ -24,6 +24,8 @@ class Device:
         torch, cuda-bindings or cuda-core is not installed.
     DeviceMissing
         There is no such device.
+    RuntimeError
+        torch makes no tensor on the device: the error is torch's own.
     """
 
     def __init__(self, ordinal: int | None = None) -> None:
