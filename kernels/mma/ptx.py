@@ -84,6 +84,13 @@ def copy_bulk(shared, source, size_bytes, barrier, *, loc=None, ip=None):
     emit([], [shared, source, size_bytes, barrier], text, "r,l,r,r,~{memory}", loc=loc, ip=ip)
 
 
+@dsl_user_op
+def read_thread(*, loc=None, ip=None):
+    """Return the thread's number in its block, read here: what is made of it is not kept from before a loop."""
+    (thread,) = emit([T.i32()], [], "mov.u32 $0, %tid.x;", "=r", loc=loc, ip=ip)
+    return Int32(thread)
+
+
 # --- loads and stores -----------------------------------------------------------------------------------------
 
 

@@ -104,9 +104,14 @@ class SplitFc1:
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline, warpgroups=self.warpgroups)
         assert launch.block == (THREADS_SM_90A[self.warpgroups], 1, 1)
         assert launch.shared_bytes == self.pipeline.block_bytes
-        # The warp that rebuilds inline scales has more to keep, and without a warpgroup of its own as many registers as
-        # those that multiply.
-        long_slots = 6 if csf_inline and self.warpgroups == 1 else 8
+        # For more, registers would be spilled (nvidia-cutlass-dsl 4.8.1): the warp that rebuilds scales has, without a
+        # warpgroup of its own, as many as those that multiply.
+        if self.warpgroups > 1:
+            long_slots = 8
+        elif csf_inline:
+            long_slots = 6
+        else:
+            long_slots = 2 if intermediate == 64 else 4
         self.product = RowProduct(
             self.pipeline, tile_m=tile_m, column_stride=2 * mma.CHUNK_BYTES, long_slots=long_slots
         )

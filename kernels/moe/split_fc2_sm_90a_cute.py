@@ -69,8 +69,8 @@ class SplitFc2:
         self.pipeline = pipeline_sm_90a(tile_m=tile_m, csf_inline=csf_inline)
         assert launch.block == (THREADS_SM_90A, 1, 1) and launch.shared_bytes == self.pipeline.block_bytes
         assert self.pipeline.activations % SWIZZLE_BYTES == 0
-        # Where all steps are whole, registers of tiles of 32 rows would be spilled for more.
-        long_slots = 2 if tile_m == 32 and intermediate % 128 == 0 else 4
+        # Where all steps are whole, registers would be spilled for more.
+        long_slots = 2 if intermediate % 128 == 0 else 4
         self.product = RowProduct(
             self.pipeline, tile_m=tile_m, column_stride=mma.CONSUMER_WARPS * mma.CHUNK_BYTES, long_slots=long_slots
         )
@@ -342,8 +342,8 @@ class SplitFc2:
     @cute.jit
     def store(self, record, route_output, valid, sums):
         """Store the results of a task's valid rows."""
-        # Read anew, not kept: the main loop needs the registers.
-        thread, _, _ = cute.arch.thread_idx()
+        # Read anew, not kept: the main loop needs the registers. Where all steps are whole the compiler keeps it else.
+        thread = cute.arch.thread_idx()[0] if self.steps > self.whole_steps else ptx.read_thread()
         lane, warp = thread & 31, thread >> 5
         task, _, factor, _ = ptx.load_shared_x4(record)
         _, tile = self.split_task(Int32(task))

@@ -177,6 +177,7 @@ class Block:
             expect=self.expect,
             wait=lambda barrier, parity: self.barriers[int(barrier)].wait(int(parity)),
             copy_bulk=self.copy_bulk,
+            read_thread=lambda: np.int32(here.thread),
             load_shared=lambda address: self.read(self.shared, address, np.uint32, 1)[0],
             load_shared_half=lambda address: np.uint32(self.read(self.shared, address, np.uint16, 1)[0]),
             load_shared_x4=lambda address: self.read(self.shared, address, np.uint32, 4),

@@ -154,15 +154,17 @@ def test_sm_90a_registers_fit_the_blocks_wanted(compile_cute, cuobjdump, tile_m,
     assert re.fullmatch(r"kernel_cutlass_kernel_SplitFc2_+0", symbol)
 
 
-@pytest.mark.parametrize(("intermediate", "products"), [(64, 8), (512, 16)])
+# Whole steps alone are multiplied in halves where 9 to 16 rows are valid.
+@pytest.mark.parametrize(("intermediate", "products"), [(64, 8), (512, 12)])
 def test_sm_90a_code_has_the_steps_its_k_needs(compile_cute, cuobjdump, intermediate, products):
     sass = cuobjdump(compile_variant(compile_cute, intermediate=intermediate).cubin, "-sass")
     assert len(re.findall("QGMMA", sass)) == products
 
 
-@pytest.mark.parametrize("intermediate", [64, 256])
-def test_sm_90a_code_of_32_rows_spills_nothing_however_few_its_steps_are(compile_cute, cuobjdump, intermediate):
-    cubin = compile_variant(compile_cute, tile_m=32, intermediate=intermediate).cubin
+@pytest.mark.parametrize("intermediate", [64, 256, 1152])
+@pytest.mark.parametrize("tile_m", [16, 32])
+def test_sm_90a_code_spills_nothing_however_many_its_steps_are(compile_cute, cuobjdump, tile_m, intermediate):
+    cubin = compile_variant(compile_cute, tile_m=tile_m, intermediate=intermediate).cubin
     assert not re.search(r"\b(LDL|STL)\b", cuobjdump(cubin, "-sass"))
 
 
