@@ -19,6 +19,11 @@ HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that importing planfreeze costs nothing."""
     if name not in HOMES:

@@ -284,8 +284,11 @@ def load_family(reference: str) -> Family:
         raise errors.UnknownFamily(reference)
     try:
         found = getattr(import_module(module), attribute, None)
-    except ImportError as error:
-        raise errors.UnknownFamily(reference) from error
+    except errors.PlanfreezeError:
+        raise
+    except Exception as error:  # whatever the text of somebody's own module may raise
+        reason = f"{type(error).__name__}: {error}"
+        raise errors.UnknownFamily(reference, reason=reason) from error
     if not isinstance(found, Family):
         from planfreeze.spellings import nearest_reference  # for the message alone
 

@@ -1,5 +1,6 @@
 """Repairs: what verifying found missing or damaged is built again, by the normal build of the plans concerned."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from planfreeze.cache.sweeping import Name
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import Holding, find_holding
 from planfreeze.keyed import KeyedProgram, key_plan
-from planfreeze.plan_names import build_arguments, build_command
+from planfreeze.plan_names import build_arguments, recording_arguments
 from planfreeze.plans import Plan
 from planfreeze.resolve import check_kernels, planned_programs
 from planfreeze.slots import build_programs
@@ -161,7 +162,6 @@ def restore_reference(name: str, plans: Iterable[Holding], store: Store) -> str 
         return None
     if any(holding.root == root for holding in candidates):
         return None
-    arguments = build_arguments(name)
-    command = build_command(arguments[1], int(arguments[3]), arguments[5], ()) if arguments else "planfreeze build"
+    command = shlex.join(["planfreeze", "build", *(build_arguments(name) or recording_arguments(name))])
     reason = f"{len(candidates)} plans of this name are there" if root is None else f"plan {root} is not there"
     return f"{reason}, and nothing else says which one was meant. Run: {command} --store {store.path}"

@@ -163,7 +163,8 @@ def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | 
         plan = FrozenPlan.decode(store.get_plan(root))
     except errors.MissingEntry as error:
         command = command or make_command(store, reference)
-        raise errors.PlanMissing(str(reference), str(store.path), command, tuple(store.list_refs())) from error
+        known, stands_for = tuple(store.list_refs()), store.get_ref(reference.name) if reference.name else None
+        raise errors.PlanMissing(str(reference), str(store.path), command, known, stands_for=stands_for) from error
     if reference.name not in (None, plan.name):
         command = command or make_command(store, reference)
         raise errors.PlanMissing(

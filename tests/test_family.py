@@ -76,6 +76,22 @@ def test_reference_that_leads_to_no_family_is_refused(toys, reference):
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def (", "SyntaxError: "),
+        ("unknown", "NameError: name 'unknown' is not defined"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused_with_the_reason(tmp_path, monkeypatch, text, reason):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_families.py").write_text(text)
+    with pytest.raises(UnknownFamily) as raised:
+        load_family("broken_families:some")
+    assert f"its module cannot be imported ({reason}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("argument", "size_bytes"),
     [
         (pointer("x", "u8", len), 8),

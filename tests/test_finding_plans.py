@@ -109,8 +109,13 @@ def test_unknown_name_is_refused_with_what_is_there_and_the_command(store, froze
 
 def test_name_whose_plan_is_gone_is_refused(store, frozen):
     store.layout.entry("plan", frozen.root).unlink()
-    with pytest.raises(PlanMissing, match=NAME):
+    with pytest.raises(PlanMissing, match=f"stands for {frozen.root}, which is not there: planfreeze verify --repair"):
         find(store, NAME)
+
+
+def test_a_wrong_pin_is_told_what_the_name_stands_for(store, frozen):
+    with pytest.raises(PlanMissing, match=rf"The name stands for {frozen.root}\."):
+        find(store, f"{NAME}@sha256:{'0' * 64}")
 
 
 def test_empty_plan_proves_nothing(store, frozen):

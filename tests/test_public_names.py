@@ -16,6 +16,7 @@ def test_public_names_are_loaded_at_their_first_use(interpreter):
     interpreter.run(
         """
         import sys, planfreeze
+        assert dir(planfreeze) == sorted(planfreeze.__all__)
         assert not [name for name in sys.modules if name.startswith("planfreeze.")]
         for name in planfreeze.__all__:
             assert getattr(planfreeze, name) is not None

@@ -70,6 +70,14 @@ def test_a_damaged_reference_leads_to_the_only_plan_of_its_name_again(store, fro
     assert name == NAME and "2 plans of this name" in reason and "planfreeze build --model toys" in reason
 
 
+def test_a_reference_that_cannot_be_restored_comes_with_the_command_of_a_family(store, frozen, toolchains, monkeypatch):
+    monkeypatch.setattr("planfreeze.entry_points.has_entry_point", lambda group, name: name == "toys")
+    store.layout.entry("plan", frozen.root).unlink()
+    ((name, reason),) = repair(verify(store).problems, store, jobs=1, toolchains=toolchains).refused
+    assert name == NAME and f"plan {frozen.root} is not there" in reason
+    assert f"planfreeze build --family toys --arch sm_90a --store {store.path}" in reason
+
+
 def test_a_record_that_no_plan_needs_and_that_lost_its_cubin_is_put_aside_by_a_repair(store, frozen, stock, toolchains):
     record, _ = stock.record("orphan")
     store.put_record(digest_of(b"orphan"), record.encode())

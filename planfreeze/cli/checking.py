@@ -49,7 +49,7 @@ def replay_command(
         recording = Path(plan) if plan is not None and plan.endswith(".json") else None
         if request.model is None and request.family is None and recording is None:
             import_from(request.source_root or ())
-            found = find_plans(opened, [plan] if plan else None)
+            found = find_plans(opened, None if plan is None else [plan])
             replays = [replay_plan(frozen, opened, on_device=device) for frozen in found]
         else:
             replays = []

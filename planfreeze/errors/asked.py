@@ -89,14 +89,15 @@ class UnknownFamily(PlanfreezeError):
 
     exit_code = 3
 
-    def __init__(self, reference: str, near: str | None = None) -> None:
-        super().__init__(reference, near)
-        self.reference, self.near = reference, near
+    def __init__(self, reference: str, near: str | None = None, reason: str | None = None) -> None:
+        super().__init__(reference, near, reason)
+        self.reference, self.near, self.reason = reference, near, reason
 
     def __str__(self) -> str:
         hint = f" Did you mean {self.near}?" if self.near else ""
+        reason = f": its module cannot be imported ({self.reason})" if self.reason else ""
         return (
-            f"{self.reference} is not a kernel family here.{hint} Its arguments and launch rules come from the "
+            f"{self.reference} is not a kernel family here{reason}.{hint} Its arguments and launch rules come from the "
             f"module that defines it, and that has to be importable. Install its package, or put its folder on "
             f"PYTHONPATH; a family that no entry point offers is named as module:attribute"
         )

@@ -29,13 +29,24 @@ class PlanMissing(PlanfreezeError):
     exit_code = 3
 
     def __init__(
-        self, name: str, store: str, command: str, known: tuple[str, ...] = (), near: str | None = None
+        self,
+        name: str,
+        store: str,
+        command: str,
+        known: tuple[str, ...] = (),
+        near: str | None = None,
+        stands_for: str | None = None,
     ) -> None:
-        super().__init__(name, store, command, known, near)
+        super().__init__(name, store, command, known, near, stands_for)
         self.name, self.store, self.command, self.known, self.near = name, store, command, known, near
+        self.stands_for = stands_for
 
     def __str__(self) -> str:
         hint = f" Did you mean {self.near}?" if self.near else ""
+        if self.stands_for is not None:
+            is_pinned = "@sha256:" in self.name
+            lost = "" if is_pinned else ", which is not there: planfreeze verify --repair makes of it what can be made"
+            hint = f" The name stands for {self.stands_for}{lost}."
         there = f" It holds: {', '.join(self.known)}." if self.known else ""
         return (
             f"{self.name} is not a frozen plan in {self.store}.{hint}{there} Only a frozen plan proves which programs "

@@ -46,7 +46,10 @@ class StoreMissing(PlanfreezeError):
         self.store = store
 
     def __str__(self) -> str:
-        return f"there is no store at {self.store}. Reading never makes one. Run: planfreeze build --store {self.store}"
+        return (
+            f"there is no store at {self.store}. Reading never makes one. "
+            f"Run: planfreeze build --model MODEL --tp N --store {self.store}"
+        )
 
 
 class HomeMissing(PlanfreezeError):
