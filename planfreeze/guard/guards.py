@@ -82,7 +82,8 @@ class Guard:
         Raises
         ------
         UnwatchableRoad
-            A compiler of a version whose entries are not known is loaded. Nothing is armed then.
+            A compiler of a version whose entries are not known is loaded, or what watches a compiler cannot be
+            loaded. Nothing is armed then.
         """
         if self.is_armed or self.mode == "off":
             return
