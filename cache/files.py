@@ -25,6 +25,9 @@ __all__ = [
     "writing",
 ]
 
+# Loaded here: where the system refuses to open files, the error that says so could not be imported either.
+StoreUnusable = errors.StoreUnusable
+
 # What link(2) says on file systems without hard links (FAT, some FUSE and network file systems) and across
 # the layers of an overlay.
 NO_LINKS = frozenset(
@@ -124,7 +127,7 @@ def publish_once(layout: Layout, path: Path, data: bytes, is_whole: Callable[[by
                 quarantine_file(layout, path, "did not match its digest when it was published again")
             if publish_file(layout, path, data):
                 return None
-    raise errors.StoreUnusable(str(layout.root), f"{path} changes while it is published", len(data))
+    raise StoreUnusable(str(layout.root), f"{path} changes while it is published", len(data))
 
 
 def publish_file(layout: Layout, path: Path, data: bytes) -> bool:
@@ -164,7 +167,7 @@ def place_file(layout: Layout, path: Path, data: bytes, move: Callable[[Path, Pa
                 is_moved = move(temporary, path)
                 sync_folder(path.parent)
                 return is_moved
-    raise errors.StoreUnusable(str(layout.root), f"{path} is removed while it is written", len(data))
+    raise StoreUnusable(str(layout.root), f"{path} is removed while it is written", len(data))
 
 
 def appear(temporary: Path, path: Path) -> bool:
@@ -270,7 +273,7 @@ def writing(layout: Layout, path: Path, size_bytes: int) -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"{path} cannot be written: {error.strerror or error}"
-        raise errors.StoreUnusable(str(layout.root), reason, size_bytes) from error
+        raise StoreUnusable(str(layout.root), reason, size_bytes) from error
 
 
 @contextlib.contextmanager
@@ -281,4 +284,4 @@ def reading(layout: Layout, path: Path, name: str) -> Iterator[None]:
     except NotPlainFile as error:
         raise errors.DamagedEntry(name, str(path), "it is not a plain file") from error
     except OSError as error:
-        raise errors.StoreUnusable(str(layout.root), f"{path} cannot be read: {error.strerror or error}") from error
+        raise StoreUnusable(str(layout.root), f"{path} cannot be read: {error.strerror or error}") from error

@@ -43,15 +43,20 @@ class CompilationForbidden(PlanfreezeError):
 
 
 class UnwatchableRoad(PlanfreezeError):
-    """A compiler is loaded whose entries are not the ones a guard knows."""
+    """A compiler is loaded whose entries are not the ones a guard knows, or what knows them cannot be loaded."""
 
     exit_code = 6
 
-    def __init__(self, road: str, door: str) -> None:
-        super().__init__(road, door)
-        self.road, self.door = road, door
+    def __init__(self, road: str, door: str, reason: str = "") -> None:
+        super().__init__(road, door, reason)
+        self.road, self.door, self.reason = road, door, reason
 
     def __str__(self) -> str:
+        if self.reason:
+            return (
+                f"{self.road}: {self.door} cannot be loaded: {self.reason}. A guard that cannot see a compiler would "
+                f"prove nothing. Free what is used up, or start the process again with planfreeze as it is installed"
+            )
         return (
             f"{self.road}: {self.door} does not exist in the installed version. A guard that cannot see a compiler "
             f'would prove nothing. Run: pip install "planfreeze[build]" to get a supported version'

@@ -15,6 +15,8 @@ from planfreeze.guard.watch import road_names, watch
 __all__ = ["LOADS", "Guard", "no_compilation"]
 
 Explain = Callable[[Attempt], str]
+# Loaded here, so that neither a refusal nor a new guard imports anything.
+CompilationForbidden = errors.CompilationForbidden
 # Roads that move compiled programs to a device and compile nothing.
 LOADS = frozenset({"triton-load"})
 
@@ -58,8 +60,6 @@ class Guard:
         self.mode: Mode = mode
         self.explain = explain
         self.allowed = allowed
-        # Held, so that a refusal imports nothing.
-        self.refusal = errors.CompilationForbidden
         self.is_armed = False
         self.lock = threading.Lock()
         self.counts: Counter[str] = Counter()
@@ -82,7 +82,8 @@ class Guard:
         Raises
         ------
         UnwatchableRoad
-            A compiler of a version whose entries are not known is loaded. Nothing is armed then.
+            A compiler of a version whose entries are not known is loaded, or what watches a compiler cannot be
+            loaded. Nothing is armed then.
         """
         if self.is_armed or self.mode == "off":
             return
@@ -115,7 +116,7 @@ class Guard:
         """
         if self.mode == "count":
             return
-        refusal = self.refusal(attempt, self.explain(attempt) if self.explain else "")
+        refusal = CompilationForbidden(attempt, self.explain(attempt) if self.explain else "")
         if self.mode == "raise":
             raise refusal
         filename, _, line = attempt.location.rpartition(":")

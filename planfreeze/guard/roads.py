@@ -68,15 +68,25 @@ class LazyRoad:
 
     def __init__(self, name: str, package: str, *modules: str) -> None:
         self.name, self.package, self.modules = name, package, modules
+        self.stem = name.replace("-", "_")
 
     @property
     def file(self) -> ModuleType:
         """The module that describes the road."""
-        return import_module(f"planfreeze.guard.{self.name.replace('-', '_')}")
+        return import_module(f"planfreeze.guard.{self.stem}")
 
     def load(self) -> Road:
-        """Return the road."""
-        road: Road = self.file.road
+        """Return the road.
+
+        Raises
+        ------
+        UnwatchableRoad
+            Its file cannot be loaded. An ``ImportError`` would read as that the compiler is not installed.
+        """
+        try:
+            road: Road = self.file.road
+        except (ImportError, OSError) as error:
+            raise errors.UnwatchableRoad(self.name, f"planfreeze.guard.{self.stem}", str(error)) from error
         return road
 
     @property

@@ -234,6 +234,9 @@ class Watch:
 
 
 watch = Watch(ROADS, Announcement())
+# Every armed guard watches it. Loaded here and not in `arm`: where one thread arms while another forks, the child
+# would wait without end for the rest of that import.
+watch.load_roads("sys")
 os.register_at_fork(after_in_child=watch.renew_locks)
 
 

@@ -243,3 +243,26 @@ def test_a_link_through_a_folder_others_can_write_is_not_trusted(open_path: Path
     (open_path / "shared").chmod(0o777)
     (open_path / "link").symlink_to("shared/step")
     assert "shared can be written" in str(distrust(open_path / "link"))
+
+
+def test_a_process_without_a_free_descriptor_says_so(interpreter, tmp_path: Path) -> None:
+    Store.open(tmp_path / "store", writable=True)
+    interpreter.run(
+        """
+        import os
+        import resource
+        import sys
+        from planfreeze.cache.readable import open_readable
+        taken = os.open(os.devnull, os.O_RDONLY)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        try:
+            open_readable(sys.argv[1])
+        except OSError as error:
+            raise AssertionError("no typed error") from error
+        except Exception as error:
+            assert type(error).__name__ == "StoreUnusable" and "Too many open files" in str(error), repr(error)
+        else:
+            raise AssertionError("opened")
+        """,
+        str(tmp_path / "store"),
+    )

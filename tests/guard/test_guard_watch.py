@@ -1,10 +1,12 @@
 """The watch: modules that came another way, half imported, or of an unknown version."""
 
 import importlib
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -185,6 +187,45 @@ def test_a_module_that_became_another_version_is_refused_until_its_hooks_fit(wat
     importlib.import_module("toy_other")
     with pytest.raises(RefusedError):
         module.Compiler().lower()
+
+
+class Unloadable(LazyRoad):
+    """A road whose file is not there, or cannot be opened."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("toy", "toy_compiler", "toy_compiler")
+        self.error = error
+
+    @property
+    def file(self) -> ModuleType:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named toy"), OSError(24, "Too many open files")])
+def test_a_road_that_cannot_be_loaded_does_not_read_as_a_compiler_that_is_not_installed(
+    watch: Watch, write, error: Exception
+) -> None:
+    write("toy_compiler", COMPILER)
+    watch.roads = (Unloadable(error),)
+    watch.arm(Refusing())
+    for _ in range(2):
+        with pytest.raises(
+            UnwatchableRoad, match=r"^toy: planfreeze\.guard\.toy cannot be loaded: .*(named|open)"
+        ) as caught:
+            importlib.import_module("toy_compiler")
+        assert "toy_compiler" not in sys.modules
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_arming_where_a_road_cannot_be_loaded_arms_nothing(watch: Watch, write) -> None:
+    write("toy_compiler", COMPILER)
+    module = importlib.import_module("toy_compiler")
+    watch.roads = (Unloadable(OSError(24, "Too many open files")),)
+    with pytest.raises(UnwatchableRoad):
+        watch.arm(Refusing())
+    assert not watch.armed
+    assert watch.finder not in sys.meta_path
+    assert module.Compiler().lower() == "lowered"
 
 
 class Importing(LazyRoad):
