@@ -54,7 +54,6 @@ class Device:
         self.name: str = device.name
         self.capability: tuple[int, int] = tuple(device.compute_capability)
         self.sm_count: int = device.properties.multiprocessor_count
-        self._primary = self.check("primary context", driver.cuDevicePrimaryCtxRetain(self.ordinal))
         self.dtypes: Mapping[str, Any] = {
             "bool": torch.bool,
             "i8": torch.int8,
@@ -73,6 +72,7 @@ class Device:
             "f64": torch.float64,
         }
         prepare_checks(torch, self.torch_device, self.dtypes.values())
+        self._primary = self.check("primary context", driver.cuDevicePrimaryCtxRetain(self.ordinal))
         self._current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
     def check(self, what: str, outcome: tuple[Any, ...]) -> Any:

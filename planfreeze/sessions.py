@@ -114,7 +114,7 @@ class Session:
         from planfreeze.statistics import Statistics  # not needed to freeze
 
         return self._last or Statistics(
-            attempts={road: self.attempts.get(road, 0) for road in road_names()},
+            attempts=dict.fromkeys(road_names(), 0) | dict(self.attempts),
             programs=len(self._programs),
             program_launches={program.name: program.launches for program in self._programs.values()},
             plans={plan.name: plan.root for plan in self.plans},

@@ -58,7 +58,7 @@ def time_cool(graphs: Mapping[str, Captured], meter: Meter) -> dict[str, Times]:
         # Nobody always follows the same one.
         first = number % len(names)
         order = names[first:] + names[:first]
-        for name in order if number % 2 else reversed(order):
+        for name in order if number // len(names) % 2 else reversed(order):
             replay_ms = time_replay(graphs[name])
             if number >= WARM_UPS:
                 times[name].append(replay_ms * 1e3 / CALLS)
