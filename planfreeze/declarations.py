@@ -1,7 +1,7 @@
 """Declaring a family of somebody's kernel: its arguments by ranges, its constants by values. Imports no compiler."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from planfreeze import errors
@@ -185,6 +185,7 @@ def declare(
         options = {key: freeze_alternatives(key, value) for key, value in settings.items()}
         by_name = {argument.name: argument for argument in arguments}
         check_names(family_name, arguments, stated, tuned, options, computed)
+        check_values(family_name, {**frozen, **options})
         alternatives = {**frozen, **options, **dict.fromkeys(computed, ())}
         for key in tuned[0] if tuned else ():
             alternatives[key] = tuple(found[key] for found in tuned)
@@ -239,6 +240,13 @@ def check_names(
             raise errors.InvalidDeclaration(
                 family, name, f"it is derived from {rule.argument}, which is no integer argument"
             )
+
+
+def check_values(family: str, alternatives: Mapping[str, Collection[Field]]) -> None:
+    """Refuse constants and options without a value: no variant would be left."""
+    for name, values in alternatives.items():
+        if not values:
+            raise errors.InvalidDeclaration(family, name, "it has no value, and so the family has no variant")
 
 
 class Variant(Payload):

@@ -16,7 +16,7 @@ class ProgramMissing(PlanfreezeError):
 
     def __str__(self) -> str:
         listed = "".join(f"\n  {program}" for program in self.near)
-        nearest = f" The nearest are:{listed}" if self.near else ""
+        nearest = f"\nThe nearest are:{listed}" if self.near else ""
         return (
             f"none of the {self.total} programs in {self.store} is {self.asked}. A program is named by its "
             f"key, by the digest of its payload or cubin (at least eight digits), or by its family and fields. See "

@@ -54,7 +54,7 @@ class Guard:
     ) -> None:
         if mode not in get_args(Mode):
             raise errors.UnknownMode(mode, get_args(Mode))
-        known = road_names()
+        allowed, known = frozenset(allowed), road_names()
         for name in sorted(allowed - set(known)):
             raise errors.UnknownRoad(name, known)
         self.mode: Mode = mode

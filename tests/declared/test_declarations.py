@@ -50,6 +50,8 @@ def test_a_constant_cannot_be_marked_not_to_be_specialised(mark: str) -> None:
         (lambda: tensor("x", "f32", alignment=12), "alignment = 12 is no power of two"),
         (lambda: real("x", "f16"), "neither f32 nor f64"),
         (lambda: declare(integer("not a name", 1, 2)), "no name of a parameter"),
+        (lambda: declare(constants={"block": ()}), "block: it has no value, and so the family has no variant"),
+        (lambda: declare(num_warps=()), "num_warps: it has no value"),
     ],
 )
 def test_declarations_that_contradict_themselves(make: Any, reason: str) -> None:
