@@ -1,6 +1,5 @@
 """Repairs: what verifying found missing or damaged is built again, by the normal build of the plans concerned."""
 
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,9 +11,8 @@ from planfreeze.cache.sweeping import Name
 from planfreeze.frozen_plans import FrozenPlan
 from planfreeze.holdings import Holding, find_holding
 from planfreeze.keyed import KeyedProgram, key_plan
-from planfreeze.plan_names import build_arguments, recording_arguments
 from planfreeze.plans import Plan
-from planfreeze.resolve import check_kernels, planned_programs
+from planfreeze.resolve import PlanReference, check_kernels, make_command, planned_programs
 from planfreeze.slots import build_programs
 from planfreeze.target import target
 from planfreeze.verification import Problem
@@ -162,6 +160,6 @@ def restore_reference(name: str, plans: Iterable[Holding], store: Store) -> str 
         return None
     if any(holding.root == root for holding in candidates):
         return None
-    command = shlex.join(["planfreeze", "build", *(build_arguments(name) or recording_arguments(name))])
     reason = f"{len(candidates)} plans of this name are there" if root is None else f"plan {root} is not there"
-    return f"{reason}, and nothing else says which one was meant. Run: {command} --store {store.path}"
+    command = make_command(store, PlanReference(name, None))
+    return f"{reason}, and nothing else says which one was meant. Run: {command}"

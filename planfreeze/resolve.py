@@ -26,6 +26,7 @@ __all__ = [
     "check_kernels",
     "find_plan",
     "find_plans",
+    "make_command",
     "planned_programs",
     "program_name",
     "resolve_plan",
@@ -166,10 +167,8 @@ def find_plan(store: ReadableStore, reference: PlanReference, *, command: str | 
         known, stands_for = tuple(store.list_refs()), store.get_ref(reference.name) if reference.name else None
         raise errors.PlanMissing(str(reference), str(store.path), command, known, stands_for=stands_for) from error
     if reference.name not in (None, plan.name):
-        command = command or make_command(store, reference)
-        raise errors.PlanMissing(
-            str(reference), str(store.path), f"the plan of this root digest is {plan.name}. {command}"
-        )
+        reason = f"the plan of this root digest is {plan.name}. {command or make_command(store, reference)}"
+        raise errors.PlanMissing(str(reference), str(store.path), reason)
     if not plan.entries:
         raise errors.EmptyPlan(str(reference))
     return plan
